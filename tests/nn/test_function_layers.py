@@ -240,13 +240,13 @@ def test_what_does_not_fit_is_refused(error: type[MinigraphError], message: str,
         call(static.data("x", [3, 4]))
 
 
-def test_a_mask_needs_a_known_length() -> None:
+def test_a_mask_is_as_long_as_is_said_or_as_the_longest() -> None:
     lengths = static.data("n", [None], "int64")
     (found,) = run([F.sequence_mask(lengths, 3, "bool")], n=np.array([2, 0]))
     np.testing.assert_array_equal(found, [[True, True, False], [False, False, False]])
     for maxlen in (None, mg.max(lengths)):
-        with pytest.raises(ProgramError, match="maxlen must be known: memory is planned before a run"):
-            F.sequence_mask(lengths, maxlen)
+        (found,) = run([F.sequence_mask(lengths, maxlen, "bool")], n=np.array([2, 0]))
+        np.testing.assert_array_equal(found, [[True, True], [False, False]])
     with pytest.raises(AttrError, match="maxlen must be an int > 0, is 0"):
         F.sequence_mask(lengths, 0)
 

@@ -14,7 +14,7 @@ from minigraph.kernels.one_piece import begin, in_one_piece
 from minigraph.program.reductions import reduce_gradients
 from minigraph.runtime.cpu.plan import Plan
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.runtime.sizes import Siblings
+from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.types import TensorType, float32, float64
 from tests.runtime.test_memory import check_memory
 from tests.support.parallel_training import net, trained

@@ -21,7 +21,7 @@ from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
 from minigraph.program.shards import Shard, share_updates
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.runtime.cuda.order import dependencies
+from minigraph.runtime.cuda.layout.order import dependencies
 from minigraph.runtime.options import RunOptions
 from minigraph.types import TensorType, bfloat16, float64
 from tests.gpu.parallel import FLAGS, a_failing_rank_changes_nothing, as_one_rank

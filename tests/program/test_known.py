@@ -1,4 +1,4 @@
-"""Variables in attributes: sizes and constants count, what a run decides is refused."""
+"""Variables in attributes: sizes and constants count, and what a run decides is waited for."""
 
 from __future__ import annotations
 
@@ -56,27 +56,42 @@ def test_values_are_those_of_numbers(name):
     np.testing.assert_array_equal(value, numpys(X))
 
 
+WAIT = {
+    "fed": (lambda x, n: mg.full([n], 1.5, "float64"), lambda x: np.full(3, 1.5)),
+    "a size": (lambda x, n: mg.tile(x, [mg.shape(x)[0], 1, 1]), lambda x: np.tile(x, (2, 1, 1))),
+    "twice a size": (lambda x, n: mg.tile(x, [mg.shape(x)[0] * 2, 1, 1]), lambda x: np.tile(x, (4, 1, 1))),
+    "a sum": (lambda x, n: mg.reshape(x, [mg.shape(x)[0] + 4, 4]), lambda x: x.reshape(6, 4)),
+    "beside another one": (
+        lambda x, n: mg.reshape(mg.transpose(x, [1, 0, 2]), [mg.shape(x)[0], -1]),
+        lambda x: x.transpose(1, 0, 2).reshape(2, 12)),
+    "of another axis": (
+        lambda x, n: mg.tile(mg.ones([2, 3], "float64"), [mg.shape(x)[0], 1]), lambda x: np.ones((4, 3))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAIT)
+def test_numbers_that_only_a_run_knows_are_waited_for(name):
+    build, numpys = WAIT[name]
+    x, n = static.data("x", [None, 3, 4], "float64"), static.data("n", [], "int64")
+    (value,) = static.Executor().run(feed={"x": X, "n": np.array(3)}, fetch_list=[build(x, n)])
+    np.testing.assert_array_equal(value, numpys(X))
+
+
+def test_numbers_of_a_run_that_do_not_fit_are_refused_there():
+    x = static.data("x", [None, 3, 4], "float64")
+    y = mg.reshape(x, [mg.shape(x)[0] * 2, 4])
+    with pytest.raises(MinigraphError, match=r"reshape.*24"):
+        static.Executor().run(feed={"x": X}, fetch_list=[y])
+
+
 REFUSED = {
-    "n is fed": lambda x, n: mg.full([n], 1.0),
-    "is the size of axis 0 of x: f64[-1,3,4], which only a run knows": lambda x, n: mg.tile(x, [mg.shape(x)[0], 1, 1]),
-    "a product of sizes, which only a run knows": lambda x, n: mg.tile(x, [mg.shape(x)[0] * 2, 1, 1]),
-    "computes it from a size that only a run knows": lambda x, n: mg.reshape(x, [mg.shape(x)[0] + 3, 4]),
-    "a product that is not what is left of": lambda x, n: mg.reshape(x, [mg.shape(x)[0] * 2, 4]),
-    "two sizes of the new shape of": lambda x, n: mg.reshape(mg.transpose(x, [1, 0, 2]), [mg.shape(x)[0], -1]),
-    "w is kept in a scope": lambda x, n: mg.reshape(x, [static.create_parameter([1], "int64", "w"), 12]),
-    "is computed by uniform_random": lambda x, n: mg.reshape(x, [mg.rand([1]), 12]),
+    "w is kept in a scope": lambda x: mg.reshape(x, [static.create_parameter([1], "int64", "w"), 12]),
+    "is computed by uniform_random": lambda x: mg.reshape(x, [mg.rand([1]), 12]),
 }
 
 
 @pytest.mark.parametrize("fact", REFUSED)
-def test_what_a_run_decides_is_refused(fact):
-    x, n = static.data("x", [None, 3, 4], "float64"), static.data("n", [], "int64")
+def test_what_is_no_number_of_a_run_is_refused(fact):
     with pytest.raises(MinigraphError) as caught:
-        REFUSED[fact](x, n)
+        REFUSED[fact](static.data("x", [None, 3, 4], "float64"))
     assert fact in str(caught.value)
-
-
-def test_axes_of_other_sizes_are_not_repeated_by_a_size_of_a_run():
-    x = static.data("x", [None, 3])
-    with pytest.raises(MinigraphError, match="would be repeated as often as only a run knows"):
-        mg.tile(mg.ones([2, 3]), [mg.shape(x)[0], 1])

@@ -26,7 +26,7 @@ from minigraph.tensor.arguments import output_prefix
 from minigraph.types import INTS, TensorType, as_dtype
 
 LISTS = frozenset({"shape", "axes", "starts", "ends", "strides", "shifts", "repeat_times", "offsets", "pad", "perm",
-                   "repeats", "num_or_sections"})  # fmt: skip  # one number stands for a list of one
+                   "repeats"})  # fmt: skip  # one number stands for a list of one
 FLOATING = frozenset({"fill_value", "start", "end", "step"})
 INDEX = "index"  # an argument with Variables that are numbers and others that pick elements
 
