@@ -178,7 +178,7 @@ def fused_gemm_epilogue_grad(
         np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
     rows = tuple(range(DOut.ndim - 1))
     DBias = np.sum(DOut, axis=rows, out=DBias_out) if "DBias" in needs else None
-    DXSums = np.sum(DX, axis=rows, out=DXSums_out) if "DXSums" in needs else None
+    DXSums = np.sum(DX, axis=rows, out=DXSums_out) if DX is not None and "DXSums" in needs else None
     return DX if "DX" in needs else None, DY, DBias, DXSums
 
 
