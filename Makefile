@@ -42,7 +42,7 @@ test: $(DEV)
 kernels: $(DEV) $(CUDA12)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "kernels or sweep"
 	OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-cuda12/bin/python -m pytest -n 2 --dist worksteal -m "" \
-	    -k kernels_compile_without_spills tests/kernels/test_cuda_compile.py
+	    -k kernels_compile_without_spills tests/kernels/test_cuda_compile.py tests/kernels/test_attention_hopper.py
 	$(BIN)/python -m bench.shipped_kernels
 
 # The second line runs every kernel once under compute-sanitizer's four tools.

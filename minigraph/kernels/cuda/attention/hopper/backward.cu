@@ -15,7 +15,7 @@ constexpr bool FINER = NEEDS_FINER<T>;
 constexpr float SHIFT = FINER ? 15 : 0, UNSHIFT = FINER ? 1.0f / 32768 : 1;
 constexpr u32 SLOPE_BYTES = STEP * ROWS * 2, NUMBER_BYTES = STEP * 8, SUM_FLOATS = STEP * HEAD;
 constexpr u32 SUM_BYTES = SUM_FLOATS * 4;
-constexpr int FEW = 40, MANY = 232;  // registers of a thread that loads, that computes
+constexpr int FEW = STAYS ? 40 : 24, MANY = STAYS ? 232 : 240;  // registers of a thread that loads, that computes
 
 __device__ __forceinline__ u32 pack_half(float low, float high) {
     u32 y;

@@ -70,16 +70,18 @@ __device__ __forceinline__ Places prepared() {
 // attention_prepare found too. `done` tiles went before.
 template <bool NUMBERS, int COUNT>
 __device__ __forceinline__ void load_steps(const TensorMap& map, const Walk& walk, u32 done, int steps, int head,
-                                           u32 tile, u32 full, u32 empty, const float* numbers, u32 number, int padded) {
+                                           u32 tile, u32 full, u32 empty, const float* numbers, u32 number, int heads,
+                                           int padded) {
 #pragma unroll 1
     for (int i = 0, m = walk.start; i < steps; i++, m++) {
         if (m == walk.end) m = walk.begin;
-        if (m == walk.start && i > 0) head++, numbers += 2 * padded;
+        if (m == walk.start && i > 0) head++;
         const u32 stage = (done + i) % COUNT;
         barrier_wait(empty + 8 * stage, ((done + i) / COUNT & 1) ^ 1);
         barrier_expect(full + 8 * stage, STEP_BYTES + (NUMBERS ? NUMBER_BYTES : 0));
         load_tile<STEP>(tile + stage * STEP_BYTES, map, full + 8 * stage, m * STEP, head, walk.batch);
-        if (NUMBERS) load_bytes(number + stage * NUMBER_BYTES, numbers + 2 * m * STEP, full + 8 * stage, NUMBER_BYTES);
+        const i64 row = (walk.batch * heads + head) * padded + m * STEP;  // anew: there are few registers
+        if (NUMBERS) load_bytes(number + stage * NUMBER_BYTES, numbers + 2 * row, full + 8 * stage, NUMBER_BYTES);
     }
 }
 // Every second tile of dQ, when its turn has come, into the sums; `turns` counts who has added. `done` tiles went before.
@@ -148,7 +150,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
                 if (ticket >= tickets) break;
                 const Walk walk = walk_of(ticket);
                 load_steps<true, Q_STAGES>(q_map, walk, done, steps_of(walk), first_head(walk), at.q, at.q_full,
-                                           at.q_empty, numbers + i64(first_line(walk)) * 2 * padded, at.numbers, padded);
+                                           at.q_empty, numbers, at.numbers, heads, padded);
                 done += steps_of(walk);
             }
         } else if (threadIdx.x % 32 == 0) {
@@ -165,7 +167,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
                     load_tile<ROWS>(at.k, k_map, at.own_full, walk.block * ROWS, walk.key_head, walk.batch);
                     load_tile<ROWS>(at.v, v_map, at.own_full, walk.block * ROWS, walk.key_head, walk.batch);
                     load_steps<false, DOUT_STAGES>(dout_map, walk, done, steps_of(walk), first_head(walk), at.dout,
-                                                   at.dout_full, at.dout_empty, nullptr, 0, 0);
+                                                   at.dout_full, at.dout_empty, nullptr, 0, 0, 0);
                 } else {
                     add_sums(at, walk, done, steps_of(walk), which, first_line(walk) * tiles, tiles, sums, turns + 1);
                 }
