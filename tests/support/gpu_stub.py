@@ -173,7 +173,7 @@ class StubRuntime:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> StubArray:
         size = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-        raw = np.empty(size + 512, np.uint8)
+        raw = np.full(size + 512, 0xFF, np.uint8)  # NaN, so that who reads what nobody wrote shows
         start = -raw.ctypes.data % 512
         whole = raw[start : start + size]
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
