@@ -152,6 +152,32 @@ def test_an_interrupt_between_updates_marks_the_values(
     assert not (tmp_path / "net.pdparams").exists()
 
 
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), MemoryError("no room")])
+def test_a_failure_between_two_results_of_an_update_marks_the_values(monkeypatch: Any, problem: BaseException):
+    """Where nothing is written over, an operator gives the Scope its new arrays one by one."""
+    net = Trained(mg.optimizer.Adam(0.1), strategy=static.BuildStrategy(enable_inplace=False))
+    before, take, given = net.main.state_dict(scope=net.scope), static.Scope.take, []
+
+    def failing(scope: static.Scope, name: str, array: Any) -> None:
+        if len(given) == last:
+            raise problem
+        given.append(name)
+        take(scope, name, array)
+
+    for last in itertools.count():  # so many arrays are given
+        given.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(static.Scope, "take", failing)
+            try:
+                net.run()
+                break
+            except (KeyboardInterrupt, KernelError) as raised:
+                assert isinstance(raised, KeyboardInterrupt) or raised.site is not None
+        assert bool(net.scope.torn) == bool(given)
+        net.main.set_state_dict(before, net.scope)
+    assert last > 5
+
+
 def test_what_is_written_anew_is_whole_again(monkeypatch: pytest.MonkeyPatch):
     net = Trained(mg.optimizer.SGD(0.1))
     whole = net.main.state_dict(scope=net.scope)

@@ -144,7 +144,10 @@ class Plan:
             scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         except BaseException as problem:
             facts.steady = False
-            self.undo.after_failure(number, scope, old, problem, self.program.name)
+            stored = scope.version != facts.version
+            self.undo.after_failure(number, scope, old, problem, self.program.name, stored)
+            if isinstance(problem, MemoryError):  # for a copy that the Scope keeps
+                raise self._failure(self.steps[number].step, problem) from problem
             raise
         if marks is not None:
             profiling.tell(self.program, self.schedule, peaks, marks)
