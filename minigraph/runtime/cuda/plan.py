@@ -132,14 +132,14 @@ class CudaPlan:
             runs = scope.steps.get(origin, 0)
             self.feeding.send(feeds, runs, binding.route)
             self._launch(binding, scope)
+            scope.steps[origin] = runs + 1
             self.feeding.end(feeds, binding.route)
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
-            scope.steps[origin] = runs + 1
             try:
                 results = self.fetching.receive(return_numpy) if self.fetching.values else []
             except KernelError as problem:
-                if not isinstance(problem, OutOfMemoryError):  # a fault: nothing is updated, and the run can be repeated
+                if not isinstance(problem, OutOfMemoryError):  # a fault: nothing is updated, it can be repeated
                     scope.steps[origin] = runs
                 raise
         if self.fetching.values:
