@@ -88,8 +88,10 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
     aside, _Rest.aside = _Rest.aside, False
     if aside:
         work = _elsewhere(work)
-    helpers, own, start = _begun(threads - 1, work), 0, time.thread_time()
+    helpers, own = list[Future[int]](), 0
     try:
+        _begin(helpers, threads - 1, work)
+        start = time.thread_time()
         own = work(0)
         busy = time.thread_time() - start
     finally:
@@ -117,27 +119,26 @@ def _elsewhere(work: Work) -> Work:
     return moved
 
 
-def _begun(count: int, work: Work) -> list[Future[int]]:
-    """Calls of `work` by helpers, each in a copy of this context: np.errstate of the caller holds there, too."""
-    helpers: list[Future[int]] = []
+def _begin(helpers: list[Future[int]], count: int, work: Work) -> None:
+    """Add calls of `work` by helpers, each in a copy of this context: np.errstate of the caller holds there, too."""
     with suppress(RuntimeError):  # no thread can be had, or the interpreter ends: the caller does all
         for k in range(1, count + 1):
             helpers.append(_executor().submit(copy_context().run, work, k))
-    return helpers
 
 
 def _wait(helpers: list[Future[int]], finished: Callable[[], bool]) -> None:
     """Return when all is done; a helper may then still be on its way out. Those that have not begun never will."""
-    running = [helper for helper in helpers if not helper.cancel()]
-    end = time.perf_counter() + PATIENCE
-    while not finished() and time.perf_counter() < end:
-        np.sin(ANGLES)  # without the interpreter lock, which helpers may need
     try:
+        running = [helper for helper in helpers if not helper.cancel()]
+        end = time.perf_counter() + PATIENCE
+        while not finished() and time.perf_counter() < end:
+            np.sin(ANGLES)  # without the interpreter lock, which helpers may need
         for helper in () if finished() else running:
             helper.result()
     except BaseException:  # the user's interrupt: helpers write into arrays that the caller may use next
-        for helper in running:
-            helper.exception()
+        for helper in helpers:
+            if not helper.cancel():
+                helper.exception()
         raise
 
 

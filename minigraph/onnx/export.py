@@ -42,9 +42,10 @@ def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
                 raise_unknown(f"variable of program {program.name}", name, program.vars, ProgramError)
             raise ProgramError(f"{name} is computed for training only", site=program.vars[name].site)
     writer = Writer(program.name, scope)
-    writer.operators(test.ops, fetches)
-    for name in fetches:
-        writer.output(test.vars[name])
+    with scope.lock:  # weights of one step, also while another thread trains
+        writer.operators(test.ops, fetches)
+        for name in fetches:
+            writer.output(test.vars[name])
     return writer.model
 
 
@@ -137,8 +138,7 @@ class Writer:
             if v.persistable:
                 if not self.scope.has(v.name):
                     raise UninitializedError(f"{v} has no value in the scope", hint="run the startup program first")
-                with self.scope.lock:
-                    self.model.initializers[name] = np.ascontiguousarray(self.scope.read(v.name)).reshape(v.shape)
+                self.model.initializers[name] = np.ascontiguousarray(self.scope.read(v.name)).reshape(v.shape)
             else:
                 require(v.is_data, f"{v} has no value here: no operator before writes it", ProgramError)
                 self.model.inputs[name] = v.type

@@ -20,6 +20,7 @@ class Averages:
 
     def __init__(self) -> None:
         self._before: dict[str, np.ndarray] = {}
+        self._scope = global_scope()  # of which these are
 
     def means(self, scope: Scope) -> dict[str, np.ndarray]:
         raise NotImplementedError
@@ -38,22 +39,24 @@ class Averages:
                 self.restore(executor)
 
     def restore(self, executor: Any = None) -> None:
-        """The parameters are again what they were before `apply`."""
-        _put(self._before, "a restore of averages")
+        """The parameters are again what they were before `apply`, in the scope that was global then."""
+        _put(self._scope, self._before, "a restore of averages")
         self._before = {}
 
     def _take(self) -> None:
-        scope = global_scope()
         require(not self._before, "the averages are in place already", ORDER, "call restore first")
+        self._scope = scope = global_scope()
         with scope.lock:
             values = self.means(scope)
-            before = {name: scope.read(name) for name in self.averaged}
-        _put(values, "averages in place of parameters")
-        self._before = before
+            self._before = {name: scope.read(name) for name in self.averaged}
+            try:
+                _put(scope, values, "averages in place of parameters")
+            except BaseException:
+                self.restore()
+                raise
 
 
-def _put(values: dict[str, np.ndarray], what: str) -> None:
-    scope = global_scope()
+def _put(scope: Scope, values: dict[str, np.ndarray], what: str) -> None:
     with scope.replacing(values, what):
         for name, value in values.items():
             scope.take(name, value)

@@ -61,11 +61,14 @@ class Undo:
                 old[name] = array, array.copy() if over and array is not None else None
 
     def after_failure(
-        self, position: int, scope: Scope, old: dict[str, Any], problem: BaseException, what: str
+        self, position: int, scope: Scope, old: dict[str, Any], problem: BaseException, what: str, stored: bool
     ) -> None:  # fmt: skip
-        """Step `position` of a run of program `what` failed: bring back what was, else mark what is uncertain."""
+        """Step `position` of a run of program `what` failed: bring back what was, else mark what is uncertain.
+
+        stored  whether the run gave a name another array: the step may have done so with some of its results
+        """
         _restore(scope, old)
-        if any(i < position or (i == position and over) for i, over in self.others.items()):
+        if any(i < position or (i == position and (over or stored)) for i, over in self.others.items()):
             scope.tear(self.names, why(problem, what))
 
     def after_run(self, scope: Scope) -> None:

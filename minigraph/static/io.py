@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError, UninitializedError, nearest, require
-from minigraph.errors.kinds import OTHER_PROGRAM, UNKNOWN_NAME
+from minigraph.errors.kinds import NAME, OTHER_PROGRAM, UNKNOWN_NAME
 from minigraph.program import Parameter, Program, Variable, default_main_program
 from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.checkpoint.commit import State, commit
@@ -55,24 +55,33 @@ def save_vars(
 ) -> None:  # fmt: skip
     """Write values of the global scope into a folder: all in one safetensors file, for None one for each variable.
 
+    They are those between two runs, also while another thread trains. `save` is what a crash cannot tear.
+
     vars       Variables; for None the persistable ones of main_program (the default one for None) that `predicate`, a
                function of a Variable, says
     executor   says nothing here
     """
-    for path, chosen in _files(dirname, main_program, vars, predicate, filename):
-        write_object({v.name: global_scope().read(v.name) for v in chosen}, path)
+    files, scope = _files(dirname, main_program, vars, predicate, filename), global_scope()
+    with scope.lock:
+        values = [{v.name: scope.read(v.name) for v in chosen} for _, chosen in files]
+    for (path, _), arrays in zip(files, values, strict=True):
+        write_object(arrays, path)
 
 
 def load_vars(
     executor: Any, dirname: Any, main_program: Program | None = None, vars: Any = None, predicate: Any = None,
     filename: str | None = None,
 ) -> None:  # fmt: skip
-    """Read what `save_vars` wrote into the global scope; its arguments are the same."""
+    """Read what `save_vars` wrote into the global scope, unless something does not fit; its arguments are the same."""
+    values: dict[Program, dict[str, Any]] = {}
     for path, chosen in _files(dirname, main_program, vars, predicate, filename):
         arrays = read_object(path)
         missing = [v.name for v in chosen if v.name not in arrays]
         require(not missing, f"{shown(str(path))} does not have {', '.join(missing)}", ProgramError)
-        chosen[0].program.set_state_dict({v.name: arrays[v.name] for v in chosen})
+        for v in chosen:
+            values.setdefault(v.program, {})[v.name] = arrays[v.name]
+    for program, own in values.items():
+        program.set_state_dict(own)
 
 
 def _files(
@@ -85,6 +94,10 @@ def _files(
     require(chosen, "there are no variables to save or load", ProgramError)
     if filename is not None:
         return [(Path(dirname) / filename, chosen)]
+    for v in chosen:
+        outside = Path(v.name).is_absolute() or ".." in Path(v.name).parts
+        require(not outside, f"the file of {v} would lie outside of {shown(str(dirname))}", NAME,
+                "filename= takes all of them into one file")  # fmt: skip
     return [(Path(dirname) / v.name, [v]) for v in chosen]
 
 

@@ -34,5 +34,53 @@ def test_before_the_first_run_parameters_stay():
         pass
 
 
+def averaged() -> tuple[mg.incubate.ModelAverage, list[bytes], list[bytes]]:
+    """Averages after some runs, the parameters then, and their means."""
+    params = [mg.create_parameter([2], "float32", name=name) for name in "vw"]
+    mg.optimizer.SGD(0.1).minimize(mg.sum(params[0] * params[1]))
+    average, exe = mg.incubate.ModelAverage(0.5, max_average_window=4), static.Executor()
+    exe.run(static.default_startup_program())
+    for _ in range(3):
+        exe.run()
+    now = state()
+    with average.apply():
+        return average, now, state()
+
+
+def state() -> list[bytes]:
+    return [static.global_scope().read(name).tobytes() for name in "vw"]
+
+
+def test_an_interrupt_leaves_the_parameters_or_their_means(monkeypatch):
+    average, now, means = averaged()
+    assert state() == now != means
+    take, given = static.Scope.take, []
+
+    def interrupted(scope, name, array):
+        given.append(name)
+        if len(given) == 2:
+            raise KeyboardInterrupt
+        take(scope, name, array)
+
+    monkeypatch.setattr(static.Scope, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt), average.apply():
+        pass
+    assert state() == now
+    with average.apply():
+        assert state() == means
+    assert state() == now
+
+
+def test_parameters_come_back_where_they_were():
+    average, now, means = averaged()
+    with average.apply(need_restore=False):
+        pass
+    assert state() == means
+    with static.scope_guard(static.Scope()):
+        average.restore()
+        assert static.global_scope().list_names() == []
+    assert state() == now
+
+
 def test_what_it_wraps_is_asked_for_the_rest():
     assert mg.incubate.LookAhead(mg.optimizer.SGD(0.25)).get_lr() == 0.25

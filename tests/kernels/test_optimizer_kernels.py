@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -475,10 +477,50 @@ def clock(two_threads, monkeypatch):
 
 
 def asked(monkeypatch):
-    """How many helpers each call of `_begun` was asked for; none comes."""
+    """How many helpers each call of `_begin` was asked for; none comes."""
     counts = []
-    monkeypatch.setattr(parallel, "_begun", lambda count, work: counts.append(count) or [])
+    monkeypatch.setattr(parallel, "_begin", lambda helpers, count, work: counts.append(count))
     return counts
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["while it asks for helpers", "while it waits for them"])
+def test_an_interrupt_waits_for_helpers_that_have_begun(two_threads, monkeypatch, where):
+    """They write into arrays that the caller may use next."""
+    begun, go_on, ended = threading.Event(), threading.Event(), []
+
+    class Helper(Future):
+        def exception(self, timeout=None):
+            go_on.set()  # whoever asks waits
+            return super().exception(timeout)
+
+    def work(k):
+        if k:
+            begun.set()
+            go_on.wait()
+            ended.append(k)
+        return 1
+
+    begin = parallel._begin
+
+    def last_is_interrupted(helpers, count, own):
+        begin(helpers, count, own)
+        begun.wait()
+        if where == "while it asks for helpers":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(futures.thread._base, "Future", Helper)
+    monkeypatch.setattr(parallel, "_begin", last_is_interrupted)
+    monkeypatch.setattr(parallel.np, "sin", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            parallel.together(2, work, 2, lambda: 1 + len(ended))
+        assert ended == [1]
+    finally:
+        go_on.set()
 
 
 def test_helpers_rest_twenty_times_as_long_as_a_loss(clock, monkeypatch):
@@ -513,7 +555,7 @@ def test_the_longest_rest_ends(clock, monkeypatch):
 def moves(clock, monkeypatch):
     """Affinities that are set while the caller is on core 1 of 0 to 2; a helper runs before the caller begins."""
     found = []
-    monkeypatch.setattr(parallel, "_begun", lambda count, work: [work(k) for k in range(1, count + 1)] and [])
+    monkeypatch.setattr(parallel, "_begin", lambda helpers, count, work: [work(k) for k in range(1, count + 1)])
     monkeypatch.setattr(parallel, "core_of_this_thread", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: found.append((thread, cores)), raising=False)

@@ -181,6 +181,57 @@ def test_a_variable_with_the_name_of_the_metadata(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("order", "<>")
+def test_an_object_with_arrays_of_other_byte_orders(tmp_path: Path, order: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(f"{order}f4").T
+    for kept in ({"w": array}, [array, array[0]]):
+        mg.save(kept, tmp_path / "m")
+        loaded = mg.load(tmp_path / "m")
+        for a in loaded.values() if isinstance(loaded, dict) else loaded:
+            assert a.dtype == np.float32 and a.dtype.isnative
+        np.testing.assert_equal(loaded, kept)
+
+
+UNSTORABLE = {"text": {"w": np.array(["a"])}, "objects": {"w": np.array([None])}, "complex": [np.ones(2, "c8")],
+              "uint64": [np.uint64(3)], "records": {"w": np.zeros(2, [("a", "i4")])},
+              "half a letter": {"w\udc80": np.ones(2)}}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNSTORABLE)
+def test_what_a_file_of_weights_cannot_hold_is_not_saved(tmp_path: Path, kind: str) -> None:
+    """It would take the place of a file that can be loaded."""
+    mg.save({"w": VALUES}, tmp_path / "m")
+    with pytest.raises(MinigraphError, match=r"a file of weights (holds float64, |cannot hold a variable called w)"):
+        mg.save(UNSTORABLE[kind], tmp_path / "m")
+    assert (mg.load(tmp_path / "m")["w"] == VALUES).all()
+
+
+def test_files_of_variables_are_loaded_all_or_none(tmp_path: Path) -> None:
+    main, scope = static.default_main_program(), static.global_scope()
+    for name in "ab":
+        static.create_parameter([2], name=name)
+        scope.write(name, np.zeros(2, "f4"))
+    static.io.save_vars(None, tmp_path, main)
+    (tmp_path / "b").unlink()
+    scope.write("a", np.ones(2, "f4"))
+    with pytest.raises(MinigraphError):
+        static.io.load_vars(None, tmp_path, main)
+    assert scope.read("a").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["../w", "a/../../w", "/tmp/w"])
+def test_no_name_of_a_variable_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    static.create_parameter([2], name=name)
+    main, folder = static.default_main_program(), tmp_path / "folder"
+    static.global_scope().write(name, np.ones(2, "f4"))
+    for action in (static.io.save_vars, static.io.load_vars):
+        with pytest.raises(ProgramError, match=r"would lie outside of .*folder"):
+            action(None, folder, main)
+    assert list(tmp_path.iterdir()) == []
+    static.io.save_vars(None, folder, main, filename="all")
+    static.io.load_vars(None, folder, main, filename="all")
+
+
 # every byte is looked at
 
 

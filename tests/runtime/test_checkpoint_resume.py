@@ -14,6 +14,7 @@ import pytest
 import minigraph as mg
 from minigraph import nn, optimizer, static
 from minigraph.errors import AttrError, MinigraphError, ProgramError
+from minigraph.onnx.export import Writer, exported
 from minigraph.optimizer import lr
 from minigraph.runtime import seeds
 from minigraph.runtime.cpu.plan import Plan
@@ -278,6 +279,49 @@ def test_a_save_is_that_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         paused.run()
     state = static.load_program_state(tmp_path / "m")
     assert state["a"].tolist() == state["b"].tolist() == [0, 0]
+
+
+def between_two_reads(monkeypatch: pytest.MonkeyPatch, reader: type, step: Callable[[], Any]) -> None:
+    """Behind the first value that `reader` reads another thread makes a step, or cannot."""
+    other, read = threading.Thread(target=step), reader.read  # type: ignore[attr-defined]
+
+    def followed(self: Any, what: Any) -> Any:
+        value = read(self, what)
+        if other.ident is None:
+            other.start()
+            other.join(0.3)
+        return value
+
+    monkeypatch.setattr(reader, "read", followed)
+
+
+def two_weights(monkeypatch: pytest.MonkeyPatch, reader: type) -> tuple[static.Program, static.Scope, str]:
+    """A program whose two weights are one until a step that comes behind the first read; its loss."""
+    main, scope = static.Program(), static.Scope()
+    with static.program_guard(main, static.Program()):
+        loss = mg.sum(static.create_parameter([2], name="a")) + mg.sum(static.create_parameter([2], name="b"))
+        optimizer.SGD(1.0).minimize(loss)
+    for v in main.list_vars():
+        if v.persistable:
+            scope.write(v.name, np.ones(v.shape, v.dtype))
+    between_two_reads(monkeypatch, reader, lambda: static.Executor().run(main, scope=scope))
+    return main, scope, loss.name
+
+
+@pytest.mark.parametrize("filename", [None, "all"])
+def test_files_of_variables_are_those_of_one_step(tmp_path: Path, monkeypatch: Any, filename: str | None) -> None:
+    main, scope, _ = two_weights(monkeypatch, static.Scope)
+    with static.scope_guard(scope):
+        static.io.save_vars(None, tmp_path, main, filename=filename)
+    files = [mg.load(tmp_path / name) for name in ([filename] if filename else "ab")]
+    state = {name: value for file in files for name, value in file.items()}
+    assert state["a"].tolist() == state["b"].tolist() == [1, 1]
+
+
+def test_weights_of_a_file_of_onnx_are_those_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, scope, loss = two_weights(monkeypatch, Writer)
+    weights = exported(main, [loss], scope).initializers
+    assert weights["a"].tolist() == weights["b"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("how", ["set_state_dict", "load"])

@@ -13,8 +13,11 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import KernelError, ProgramError
+from minigraph.errors import KernelError, OutOfMemoryError, ProgramError
 from minigraph.opdef import OPS
+from minigraph.runtime.cpu.plan import Plan
+from minigraph.runtime.cuda.faults import Faults
+from tests.support import gpu_stub
 
 
 class Trained:
@@ -150,6 +153,78 @@ def test_an_interrupt_between_updates_marks_the_values(
     with static.scope_guard(net.scope), pytest.raises(ProgramError, match=phrase):
         static.save(net.main, str(tmp_path / "net"))
     assert not (tmp_path / "net.pdparams").exists()
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), MemoryError("no room")])
+def test_a_failure_between_two_results_of_an_update_marks_the_values(monkeypatch: Any, problem: Any):
+    """Where nothing is written over, an operator gives the Scope its new arrays one by one."""
+    net = Trained(mg.optimizer.Adam(0.1), strategy=static.BuildStrategy(enable_inplace=False))
+    before, take, given = net.main.state_dict(scope=net.scope), static.Scope.take, []
+    net.run()
+    for most in range(11):  # arrays that are given: five for each of two parameters
+
+        def failing(scope: static.Scope, name: str, array: Any, most: int = most) -> None:
+            if len(given) == most:
+                raise problem
+            given.append(name)
+            take(scope, name, array)
+
+        net.main.set_state_dict(before, net.scope)
+        given.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(static.Scope, "take", failing)
+            if most == 10:
+                net.run()
+                break
+            with pytest.raises((KeyboardInterrupt, KernelError), match=r"^$|adam.*no room"):
+                net.run()
+        assert bool(net.scope.torn) == bool(given)
+
+
+def update_behind_a_cut(net: Trained) -> None:
+    """Another optimizer behind a call that waits for a number: the run is cut between the two updates."""
+    largest, _ = mg.topk(net.x, mg.max(net.label) + 1)
+    net.loss = mg.mean(static.nn.fc(net.x, 3)) * mg.mean(largest)
+    mg.optimizer.SGD(0.1).minimize(net.loss)
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """There is no memory for the fetched value of this name."""
+    fetch, judge = Plan._fetch, Faults.judge
+
+    def on_cpu(plan: Plan, env: list[Any], index: int) -> np.ndarray:
+        if plan.values[index].name == name:
+            raise MemoryError("no room")
+        return fetch(plan, env, index)
+
+    def on_gpu(faults: Faults, *record: Any) -> None:
+        judge(faults, *record)
+        if name in faults.schedule.fetches:
+            raise OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Plan, "_fetch", on_cpu)
+    monkeypatch.setattr(Faults, "judge", on_gpu)
+
+
+@pytest.mark.parametrize("after", [None, table, update_behind_a_cut])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_run_that_cannot_hand_over_its_results_is_done(monkeypatch: pytest.MonkeyPatch, after: Any, on_gpu: bool):
+    """All updates are there, and the run counts: the next one draws other random numbers."""
+    if on_gpu:
+        gpu_stub.installed(monkeypatch)
+    failing, whole = nets = [Trained(mg.optimizer.Adam(0.1), after) for _ in range(2)]
+    for net in nets:
+        net.exe = static.Executor(mg.CUDAPlace(0) if on_gpu else mg.CPUPlace())
+        net.run()
+    with monkeypatch.context() as patched:
+        without_room(patched, failing.loss.name)
+        with pytest.raises((MemoryError, OutOfMemoryError)):
+            failing.run()
+    whole.run()
+    for _ in range(2):
+        assert list(failing.state().values()) == list(whole.state().values()) and not failing.scope.torn
+        assert failing.scope.steps[failing.main.origin] == whole.scope.steps[whole.main.origin]
+        assert failing.run() == whole.run()
 
 
 def test_what_is_written_anew_is_whole_again(monkeypatch: pytest.MonkeyPatch):

@@ -207,6 +207,17 @@ def test_a_loop_takes_a_longer_piece_in_each_round():
     np.testing.assert_allclose(total, sum(X[0, :i].sum() for i in range(1, 5)), rtol=1e-12)
 
 
+def test_the_sign_of_zero_is_part_of_a_number():
+    main = static.Program()
+    with static.program_guard(main):
+        filled = mg.full([2], static.data("value", [1]))
+    exe = static.Executor()
+    for value in (-0.0, 0.0, -0.0, np.nan, 1.0):
+        found = exe.run(main, {"value": np.array([value])}, [filled])[0]
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(value))
+        np.testing.assert_array_equal(found, np.full(2, value))
+
+
 def test_what_is_kept_for_many_numbers_is_bounded(monkeypatch):
     plans = []
     monkeypatch.setattr(waiting, "KEPT", 3)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError
-from minigraph.errors.kinds import DAMAGED, NAME
+from minigraph.errors.kinds import DAMAGED, NAME, NO_NUMBERS
 from minigraph.kernels.parallel import for_each
 
 from . import storage
@@ -54,15 +54,27 @@ class Packed:
 
 
 def packed(arrays: Mapping[str, np.ndarray], mark: str) -> Packed:
-    """A safetensors file of these arrays; wide types first, so that each tensor lies on a multiple of its size."""
-    if METADATA in arrays:
-        raise NAME(f"a file of weights cannot hold a variable called {METADATA}", hint="give it another name")
+    """A safetensors file of these arrays; wide types first, so that each tensor lies on a multiple of its size.
+
+    Errors: of names and types that `read` would refuse.
+    """
     names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    tensors = {name: np.require(arrays[name], requirements=["C", "A"]) for name in names}
+    tensors = {name: _storable(name, arrays[name]) for name in names}
     head = header_of(tensors, mark)
     if len(head) > LENGTH + HEADER_LIMIT:
         raise ProgramError(f"a header of {len(head)} bytes is more than the {HEADER_LIMIT} of a file of weights")
     return Packed(head, tensors)
+
+
+def _storable(name: str, array: np.ndarray) -> np.ndarray:
+    """An array in the layout of a file."""
+    if name == METADATA or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise NAME(f"a file of weights cannot hold a variable called {shown(name)}", hint="give it another name")
+    native = array.dtype.newbyteorder("=")
+    if native not in NAMES:
+        types = ", ".join(str(t) for t in NAMES)
+        raise NO_NUMBERS(f"{name} is {array.dtype}; a file of weights holds {types}", hint="cast it to one of these")
+    return np.require(array, native, ["C", "A"])
 
 
 def read(path: str, descriptor: int, record: Mapping[str, Any] | None) -> tuple[dict[str, np.ndarray], Any]:

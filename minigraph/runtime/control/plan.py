@@ -83,7 +83,7 @@ class ControlPlan:
         """Run all parts; the fetched values, which later runs do not change."""
         origin, env, histories = self.program.origin, dict(feeds), dict[int, Any]()
         step = scope.steps[origin]
-        old = self.kept.values(scope)
+        old, part = self.kept.values(scope), self.parts[0]
         try:
             for part in self.parts:
                 results = self._run_piece(part, env, scope, step, return_numpy)
@@ -94,8 +94,9 @@ class ControlPlan:
                 self._decide(part.control, env, scope, step, histories)
                 env = {name: value for name, value in env.items() if name in part.needed}
         except BaseException:
-            scope.steps[origin] = step
-            self.kept.restore(scope, old)
+            if part.control is not None or scope.steps[origin] == step:  # else all is done, but for handing it over
+                scope.steps[origin] = step
+                self.kept.restore(scope, old)
             raise
         raise AssertionError("the last part decides nothing")
 

@@ -29,11 +29,11 @@ class WaitingBlocks:
     def block(self, op: Operator, xs: Sequence[Any], numbers: Sequence[np.ndarray]) -> SubProgram:
         """The block of an operator for arrays of these shapes and for these numbers."""
         types = tuple(TensorType(tuple(x.shape), v.dtype) for x, v in zip(xs, op.inputs.get("X", ()), strict=True))
-        key = (types, numbers_of(numbers))
+        key = types, tuple(a.tobytes() for a in numbers)  # 0.0 == -0.0, and NaN is not NaN
         known = self.blocks.setdefault(id(op), OrderedDict())
         block = known.get(key)
         if block is None:
-            block = known[key] = _built(op, *key)
+            block = known[key] = _built(op, types, numbers_of(numbers))
             if len(known) > KEPT:
                 self.dropped(known.popitem(last=False)[1])
         known.move_to_end(key)

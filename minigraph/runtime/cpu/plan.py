@@ -141,11 +141,14 @@ class Plan:
                         self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
                     else:
                         self._call(bound.step, lasting[0])
-            scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         except BaseException as problem:
             facts.steady = False
-            self.undo.after_failure(number, scope, old, problem, self.program.name)
+            stored = scope.version != facts.version
+            self.undo.after_failure(number, scope, old, problem, self.program.name, stored)
+            if isinstance(problem, MemoryError) and number >= 0:  # for a copy that the Scope keeps
+                raise self._failure(self.steps[number].step, problem) from problem
             raise
+        scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         if marks is not None:
             profiling.tell(self.program, self.schedule, peaks, marks)
         if scope.torn:
@@ -257,7 +260,10 @@ class Plan:
         value, array = self.values[index], env[index]
         owned = value.producer >= 0 and value.buffer is None and not value.persistable and value.root == index
         twice = self.fetched.count(index) > 1
-        return array if owned and array.base is None and not twice else array.copy()
+        try:
+            return array if owned and array.base is None and not twice else array.copy()
+        except MemoryError as problem:
+            raise MEMORY(f"out of memory: no room for {value.name}, which is fetched ({problem})") from problem
 
 
 def _may_use_threads_of_blas(bound: BoundStep, values: Sequence[Value]) -> bool:

@@ -42,13 +42,15 @@ class Fetching:
     def receive(self, return_numpy: bool) -> list[Any]:
         """The fetched values, once the GPU has computed them; an error where a kernel had a fault."""
         self.runtime.receive(*(self.copy if return_numpy else self.fault_copy))
-        large = [
-            None if return_numpy and seen is not None
-            else self.memory.allocated(partial(self.runtime.fetch, b, return_numpy), "a fetched value", b.nbytes)
-            for b, seen in self.values
-        ]  # fmt: skip
-        self.runtime.stream.synchronize()
-        self.faults.judge(self.reported)
+        try:
+            large = [
+                None if return_numpy and seen is not None
+                else self.memory.allocated(partial(self.runtime.fetch, b, return_numpy), "a fetched value", b.nbytes)
+                for b, seen in self.values
+            ]  # fmt: skip
+        finally:  # without room for a value, too: whoever asks next would be told of this run's fault
+            self.runtime.stream.synchronize()
+            self.faults.judge(self.reported)
         return [
             seen.copy() if value is None and seen is not None else value
             for value, (_, seen) in zip(large, self.values, strict=True)

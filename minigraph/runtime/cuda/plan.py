@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from minigraph.errors import KernelError, OutOfMemoryError
 from minigraph.kernels.cuda.record.call import Segment
 from minigraph.kernels.groups import present
 from minigraph.program import Program
@@ -131,15 +132,20 @@ class CudaPlan:
             runs = scope.steps.get(origin, 0)
             self.feeding.send(feeds, runs, binding.route)
             self._launch(binding, scope)
+            scope.steps[origin] = runs + 1
             self.feeding.end(feeds, binding.route)
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
-            results = self.fetching.receive(return_numpy) if self.fetching.values else []
+            try:
+                results = self.fetching.receive(return_numpy) if self.fetching.values else []
+            except KernelError as problem:
+                if not isinstance(problem, OutOfMemoryError):  # a fault: nothing is updated, it can be repeated
+                    scope.steps[origin] = runs
+                raise
         if self.fetching.values:
             scope.look_at_faults()
         elif self.watched is not scope.faults and self.bound.binder.wrong:
             self.watched = scope.watch(self.faults)
-        scope.steps[origin] = runs + 1  # here, so that a run that failed can be repeated with the same numbers
         return results
 
     def _forget(self, number: int | None) -> None:

@@ -56,16 +56,17 @@ def cast_parameters_to_fp16(
     master_weights         which is this variable
     """
     half, scope = check_half(dest_type), scope if scope is not None else global_scope()
-    for p in program.all_parameters():
-        chosen = p.dtype == half if to_fp16_var_names is None else p.name in to_fp16_var_names
-        if not chosen or not scope.has(p.name):
-            continue
-        value = scope.read(p.name)
-        if rewrite_master_weight and master_weights and p.name in master_weights:
-            scope.write(master_weights[p.name].name, value.astype(float32))
-        if value.dtype != half:
-            with np.errstate(over="ignore"):
-                scope.write(p.name, value.astype(half))
+    with scope.lock:
+        for p in program.all_parameters():
+            chosen = p.dtype == half if to_fp16_var_names is None else p.name in to_fp16_var_names
+            if not chosen or not scope.has(p.name):
+                continue
+            value = scope.read(p.name)
+            if rewrite_master_weight and master_weights and p.name in master_weights:
+                scope.write(master_weights[p.name].name, value.astype(float32))
+            if value.dtype != half:
+                with np.errstate(over="ignore"):
+                    scope.write(p.name, value.astype(half))
 
 
 def check_level(level: Any) -> str:
