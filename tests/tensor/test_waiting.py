@@ -216,6 +216,18 @@ def test_sizes_that_no_trial_has(call, numbers, shape):
     assert value.shape == shape and (value.reshape(-1)[:77] == a.reshape(-1)).all()
 
 
+def test_sizes_that_a_function_needs_to_know():
+    """It is tried with two sizes in the place of each unknown one, so neither is declared."""
+    x, n = static.data("x", [None, None]), static.data("n", [1], "int64")
+    out = static.setitem(x, (n, n), 0.5)
+    assert out.shape == (-1, -1)
+    for sizes in ((4, 7), (2, 2)):
+        a = np.ones(sizes)
+        (value,) = static.Executor().run(feed={"x": a, "n": np.array([1])}, fetch_list=[out])
+        a[1, 1] = 0.5
+        np.testing.assert_array_equal(value, a)
+
+
 def test_a_result_that_was_not_declared_is_refused():
     n = static.data("n", [], "int64")
     out = mg.full([n, 2], 1.0)
