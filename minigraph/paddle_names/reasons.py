@@ -157,7 +157,6 @@ INSTEAD = {
     "summary": "print(main) shows the program, compiled.memory_report() its memory",
     "tolist": "fetch the value and call its tolist()",
     "poisson": "mg.normal for large rates; or draw with NumPy and feed",
-    "nextafter": "x * (1 + mg.finfo(x.dtype).eps) is near it",
     "Variable.top_p_sampling": "mg.topk, mg.cumsum and mg.multinomial",
     "Variable.broadcast_shape": "mg.broadcast_shape(x.shape, y.shape)",
     "Variable.broadcast_tensors": "mg.broadcast_tensors([x, y])",
@@ -218,8 +217,6 @@ INSTEAD = {
 
 OWN_REASON = {  # instead of that of the family
     "tensor.create_tensor": "it is a variable without a type, and all variables of a program have one",
-    "nextafter": "it steps between patterns of bits, which no operator sees",
-    "Variable.nextafter": "it steps between patterns of bits, which no operator sees",
     "poisson": "how many random numbers it draws depends on values, and random numbers are counted",
     "Variable.top_p_sampling": "Paddle 2.6.2 has no kernel for it on a CPU either",
     "optimizer.LBFGS": "it evaluates the loss several times in one step, a run of a program does so once",

@@ -9,7 +9,7 @@ from typing import Any
 from minigraph.errors import AttrError, DTypeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.types import FLOATS, bool_, float32
+from minigraph.types import FLOATS, bool_, float32, float64
 
 from .arguments import Number, Operand, as_type, emit, operands, output_prefix, variable
 from .logic import equal, where
@@ -220,6 +220,15 @@ gcd = _binary("gcd", "gcd", "The greatest common divisor of ints.")
 
 
 @whole
+def nextafter(x: Variable, y: Variable, name: str | None = None) -> Variable:
+    """The float beside x in the direction of y, y where they are equal; of float32 and float64. Operands broadcast."""
+    x, y = operands(x, y, "nextafter")
+    wide = x.dtype in (float32, float64)
+    require(wide, f"x is {x.dtype}, and neighbours are known of float32 and float64", DTypeError, "cast it")
+    return builder_of(x).nextafter(x, y, name=output_prefix("nextafter", name))
+
+
+@whole
 def atan2(x: Variable, y: Variable, name: str | None = None) -> Variable:
     """The angle in [-pi, pi] of the point with ordinate x and abscissa y; of ints in float64."""
     x, y = variable(x, "atan2"), variable(y, "atan2", "y")
@@ -328,6 +337,7 @@ __all__ = [
     "bitwise_or", "bitwise_xor", "ceil", "cos", "cosh", "deg2rad", "digamma", "erf", "erfinv", "exp", "expm1",
     "floor", "floor_divide", "floor_mod", "fmax", "fmin", "frac", "frexp", "gcd", "heaviside", "hypot", "i0", "i0e",
     "i1", "i1e", "isclose", "isfinite", "isinf", "isnan", "lcm", "ldexp", "lerp", "lgamma", "log", "log1p", "log2",
-    "log10", "logaddexp", "logit", "mod", "multigammaln", "nan_to_num", "neg", "polygamma", "rad2deg", "reciprocal",
-    "remainder", "round", "rsqrt", "sgn", "sign", "sin", "sinh", "sqrt", "square", "stanh", "tan", "tanh", "trunc",
+    "log10", "logaddexp", "logit", "mod", "multigammaln", "nan_to_num", "neg", "nextafter", "polygamma", "rad2deg",
+    "reciprocal", "remainder", "round", "rsqrt", "sgn", "sign", "sin", "sinh", "sqrt", "square", "stanh", "tan",
+    "tanh", "trunc",
 ]  # fmt: skip

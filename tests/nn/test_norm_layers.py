@@ -156,6 +156,19 @@ def layers() -> Any:
     yield AttrError, r"size must be \[rows, width\]", lambda: static.nn.embedding(x, [3])
 
 
+def test_slopes_of_prelu_have_paddles_shapes() -> None:
+    mg.set_default_dtype("float32")
+    with static.program_guard(static.Program("slopes"), static.Program()):
+        x, y = static.data("x", [None, 3, 4, 5]), static.data("y", [None, 3])
+        static.nn.prelu(x, "all")
+        static.nn.prelu(x, "channel")
+        static.nn.prelu(x, "channel", data_format="NHWC")
+        static.nn.prelu(x, "element")
+        static.nn.prelu(y, "channel")
+        shapes = [p.shape for p in static.default_main_program().all_parameters()]
+    assert shapes == [(1,), (1, 3, 1, 1), (1, 1, 1, 5), (1, 3, 4, 5), (1, 3)]
+
+
 @pytest.mark.parametrize("number", range(17))
 def test_what_does_not_fit_is_refused(number: int) -> None:
     mg.set_default_dtype("float32")

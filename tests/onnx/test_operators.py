@@ -49,7 +49,7 @@ NO_COUNTERPART = {
     **dict.fromkeys([f"foreach_{n}" for n in ("add", "sub", "mul", "div", "max", "sqrt", "abs", "sign", "cast",
                                                "where", "norm_ratio")], TRAINING),
     **dict.fromkeys(["check_finite_and_unscale", "update_loss_scaling"], TRAINING),
-    **dict.fromkeys(["erfinv", "lgamma", "polygamma", "i0e", "i1e", "gcd"], SERIES),
+    **dict.fromkeys(["erfinv", "lgamma", "polygamma", "i0e", "i1e", "gcd", "nextafter"], SERIES),
     **dict.fromkeys(["solve", "triangular_solve", "slogdeterminant", "cholesky", "lu", "pivots_to_matrix", "qr",
                      "eigh", "svd", "pinv"], MATRICES),
     **dict.fromkeys(["cumprod", "linear_recurrence", "logcumsumexp", "cummax", "cummin"], SCANS),

@@ -165,3 +165,20 @@ def test_a_row_of_zeros_gives_the_bits_that_a_number_gives(shape, dtype):
     assert positive_part(x).tobytes() == np.maximum(x, x.dtype.type(0)).tobytes()
     if x.ndim:
         assert positive_part(x, out=x) is x
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_nextafter_is_one_unit_in_the_last_place(dtype, on_a_gpu, monkeypatch):
+    if on_a_gpu:
+        if gpu_stub.cuda_host.COMPILER is None:
+            pytest.skip("kernels on a CPU need g++")
+        gpu_stub.installed(monkeypatch)
+    x = np.array([1.0, 1.0, 1.0, 0.0, -0.0, -2.0, np.inf, np.nan, 1.0, 3.0], dtype)
+    y = np.array([2.0, -np.inf, 1.0, 1.0, -1.0, -1.0, 0.0, 0.0, np.nan, 3.0], dtype)
+    a, b = (mg.static.data(name, [10], dtype) for name in "xy")
+    place = mg.CUDAPlace(0) if on_a_gpu else mg.CPUPlace()
+    found = mg.static.Executor(place).run(feed={"x": x, "y": y}, fetch_list=[mg.nextafter(a, b), a.nextafter(b)])
+    for own in found:
+        assert own.dtype == dtype
+        np.testing.assert_array_equal(own, np.nextafter(x, y))

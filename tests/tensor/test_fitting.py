@@ -79,6 +79,25 @@ def test_assignment_by_positions_of_a_run():
     np.testing.assert_array_equal(found[2], 2 * np.ones(4))
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["sizes known", "sizes unknown"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_assignment_along_each_axis(axis, known):
+    """No slice stays, the first and the last too; of equal positions the last one stays."""
+    cube, before = np.arange(60.0).reshape(3, 4, 5), (slice(None),) * axis
+    places = np.array([2, 0, 2])
+    values = -1.0 - cube[(*before, slice(0, 3))]
+    expected = cube.copy()
+    for n, place in enumerate(places):
+        expected[(*before, place)] = values[(*before, n)]
+    found = evaluate(lambda x, i, v: mg.static.setitem(x, (*before, i), v), cube, places, values, known=known)
+    np.testing.assert_array_equal(found, expected)
+    mask = np.arange(cube.shape[axis]) != 1
+    expected = cube.copy()
+    expected[(*before, mask)] = 0.5
+    found = evaluate(lambda x, m: mg.static.setitem(x, (*before, m), 0.5), cube, mask, known=known)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_gradients_of_an_assignment():
     x, v = mg.static.data("x", [3, 4], "float64"), mg.static.data("v", [4], "float64")
     x.stop_gradient = v.stop_gradient = False

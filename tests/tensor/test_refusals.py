@@ -22,6 +22,8 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[np.ndarray, ...]]] = [
     ("two bools or two ints", lambda x, y: x & y, (X, X)),
     ("two bools or two ints", lambda x, y: x & (y > 0), (I, I)),
     ("not an integer", lambda x: mg.bitwise_not(x), (X,)),
+    ("neighbours are known of float32 and float64", lambda x: mg.nextafter(mg.cast(x, "float16"), 1.0), (X,)),
+    ("neighbours are known of float32 and float64", lambda x, i: mg.nextafter(i, i), (X, I)),
     ("not an integer", lambda x, y: mg.gcd(x, y), (X, X)),
     ("coordinate of axis 1 3 is out of range [-3, 3)", lambda x: mg.gather_nd(x, mg.assign([[0, 3]])), (X,)),
     ("Index holds 3 coordinates, X has rank 2", lambda x: mg.gather_nd(x, mg.assign([[0, 0, 0]])), (X,)),

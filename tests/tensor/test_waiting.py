@@ -151,6 +151,46 @@ def test_a_gradient_has_the_random_numbers_of_its_forward_call(monkeypatch):
     assert not np.allclose(values[0], values[1])
 
 
+def test_turns_that_are_fed():
+    x, k = static.data("x", [2, 3, 4]), static.data("k", [1], "int32")
+    a, out, exe = np.arange(24.0).reshape(2, 3, 4), mg.rot90(x, k), static.Executor()
+    assert out.shape == (-1, -1, 4)
+    for n in (0, 1, 2, 3, -1, 6):
+        (value,) = exe.run(feed={"x": a, "k": np.array([n], "int32")}, fetch_list=[out])
+        np.testing.assert_array_equal(value, np.rot90(a, n))
+
+
+@pytest.mark.parametrize(("mode", "kept", "tested"), [
+    ("upscale_in_train", lambda p: 1 / (1 - p), lambda p: 1.0), ("downscale_in_infer", lambda p: 1.0, lambda p: 1 - p),
+])  # fmt: skip
+def test_a_rate_of_dropout_that_is_fed(mode, kept, tested):
+    """A test program drops nothing, as where the rate is a number."""
+    x, p = static.data("x", [40, 50]), static.data("p", [], "float64")
+    x.stop_gradient = False
+    out = mg.nn.functional.dropout(x, p, mode=mode)
+    (slope,) = static.gradients([mg.sum(out)], [x])
+    main, exe = static.default_main_program(), static.Executor()
+    test = main.clone(for_test=True)
+    again = parse(str(test))
+    ones = np.ones((40, 50))
+    for rate in (0.25, 0.75):
+        feed = {"x": ones, "p": np.array(rate)}
+        value, factor = exe.run(main, feed=feed, fetch_list=[out, slope])
+        assert set(np.unique(value)) == {0.0, kept(rate)}
+        assert abs((value == 0).mean() - rate) < 0.05
+        np.testing.assert_array_equal(factor, value)
+        for program in (test, again):
+            (value,) = exe.run(program, feed=feed, fetch_list=[out.name])
+            np.testing.assert_array_equal(value, ones * tested(rate))
+
+
+def test_a_rate_that_is_no_probability_is_refused_in_the_run():
+    x, p = static.data("x", [4, 5]), static.data("p", [], "float64")
+    out = mg.nn.functional.dropout(x, p)
+    with pytest.raises(AttrError, match=r"p must lie in \[0, 1\], is 1.5"):
+        static.Executor().run(feed={"x": np.ones((4, 5)), "p": np.array(1.5)}, fetch_list=[out])
+
+
 @pytest.mark.parametrize("perm", [(2, 0, 1, 3), (3, 1, 2, 0), (0, 2, 1, 3)])
 def test_no_order_of_axes_is_taken_for_all(perm):
     """Sizes that stay for most orders are not those of all."""
@@ -174,6 +214,18 @@ def test_sizes_that_no_trial_has(call, numbers, shape):
     a = np.arange(77.0).reshape(7, 11)
     (value,) = static.Executor().run(feed={"x": a, "n": numbers}, fetch_list=[out])
     assert value.shape == shape and (value.reshape(-1)[:77] == a.reshape(-1)).all()
+
+
+def test_sizes_that_a_function_needs_to_know():
+    """It is tried with two sizes in the place of each unknown one, so neither is declared."""
+    x, places = static.data("x", [None, None, None]), mg.assign(np.array([1]))
+    out = static.setitem(x, (places, places), 0.5)
+    assert "deferred" in str(static.default_main_program()) and out.shape == (-1, -1, -1)
+    for sizes in ((4, 7, 3), (2, 2, 2)):
+        a = np.ones(sizes)
+        (value,) = static.Executor().run(feed={"x": a}, fetch_list=[out])
+        a[1, 1] = 0.5
+        np.testing.assert_array_equal(value, a)
 
 
 def test_a_result_that_was_not_declared_is_refused():

@@ -18,11 +18,12 @@ MODES = ("upscale_in_train", "downscale_in_infer")
 
 
 def dropout(
-    x: Variable, p: float = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train",
+    x: Variable, p: float | Variable = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train",
     name: str | None = None,
 ) -> Variable:  # fmt: skip
     """x with each element set to zero with probability p while training.
 
+    p     also a float Variable of one number, fed or computed
     axis  an int or list: elements are dropped together along the other axes
     mode  upscale_in_train: kept elements are divided by 1 - p, inference passes x through;
           downscale_in_infer: kept elements stay, inference multiplies by 1 - p
@@ -30,7 +31,7 @@ def dropout(
     """
     x = variable(x, "dropout")
     require(mode in MODES, f"mode must be {' or '.join(MODES)}, is {mode!r}", AttrError)
-    if not isinstance(p, Variable) and p == 0:
+    if p == 0:
         return x
     attrs = {"p": p, "mode": mode, "is_test": not training}
     if axis is None:

@@ -1,4 +1,4 @@
-"""Functions of two operands that are no arithmetic: angles, and extrema that pass over NaN."""
+"""Functions of two operands that are no arithmetic: angles, extrema that pass over NaN, floats beside others."""
 
 from __future__ import annotations
 
@@ -64,3 +64,22 @@ def _with_nan(rng):
 
 fmax = _extremum("fmax", np.fmax, "larger", ">=", "greater_equal")
 fmin = _extremum("fmin", np.fmin, "smaller", "<=", "less_equal")
+
+
+@op(traits={"elementwise", "nondifferentiable"},
+    cuda="sizeof(C) == 4 ? C(nextafterf(float(X), float(Y))) : C(nextafter(double(X), double(Y)))")  # fmt: skip
+def nextafter(X, Y, *, out=None):
+    """The float beside X in the direction of Y, with broadcasting; Y where they are equal, NaN where one is NaN."""
+    return np.nextafter(X, Y, out=out[0] if out else None)
+
+
+@nextafter.infer
+def _(X, Y):
+    infer_float(X)
+    return infer_arithmetic(X, Y)
+
+
+@nextafter.samples
+def _(rng):
+    yield from _operands(rng)
+    yield (np.array([0.0, -0.0, 1.0, 1.0, np.inf, np.nan]), np.array([1.0, -1.0, 1.0, -np.inf, np.inf, 1.0])), {}

@@ -42,7 +42,8 @@ def block_of(
 ) -> SubProgram:  # fmt: skip
     """The block that the function builds for X of these types and for these numbers.
 
-    attrs   function, arguments, dtype of the operator;  site: the user's line, for errors inside
+    attrs   function, arguments, dtype of the operator; with is_test the block is in its form for tests
+    site    the user's line, for errors inside
     note    is called with what the function returned
     Errors: those of the function.
     """
@@ -59,7 +60,7 @@ def block_of(
         note(made)
         results = [_own(sub.block0, v) if v.is_data else v for v in listed(made)]
     sub.fetched = tuple(v.name for v in results)
-    return sub
+    return sub.clone(for_test=True) if attrs.get("is_test") else sub
 
 
 def gradient_block(attrs: Mapping[str, Any], types: Sequence[TensorType], numbers: Numbers,

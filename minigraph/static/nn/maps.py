@@ -56,7 +56,8 @@ def prelu(
 ) -> Variable:
     """x where x > 0, else alpha * x, with a new alpha that begins at 0.25.
 
-    mode  all: one alpha; channel: one for each channel; element: one for each element of a sample
+    mode  all: one alpha [1]; channel: one for each channel, as [1, C, 1, 1]; element: one for each element of a
+          sample, as [1, C, H, W]
     """
     x = variable(x, "prelu")
     if mode not in ("all", "channel", "element"):
@@ -67,7 +68,7 @@ def prelu(
         shape = [1, *x.shape[1:]]
     elif mode == "channel":
         axis = channel_axis(x, data_format, "prelu")
-        shape = [x.shape[axis], *[1] * (x.ndim - 1 - axis)]
+        shape = [x.shape[a] if a == axis else 1 for a in range(x.ndim)]
     alpha = create_parameter(layer, shape, x.dtype, param_attr, default_initializer=Constant(0.25))
     return sloped(x, needed(alpha, "prelu"), f"{layer}.tmp")
 

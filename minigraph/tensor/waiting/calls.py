@@ -27,7 +27,7 @@ from minigraph.types import INTS, TensorType, as_dtype
 
 LISTS = frozenset({"shape", "axes", "starts", "ends", "strides", "shifts", "repeat_times", "offsets", "pad", "perm",
                    "repeats"})  # fmt: skip  # one number stands for a list of one
-FLOATING = frozenset({"fill_value", "start", "end", "step"})
+FLOATING = frozenset({"fill_value", "start", "end", "step", "p"})
 INDEX = "index"  # an argument with Variables that are numbers and others that pick elements
 
 Call = Callable[..., Any]
