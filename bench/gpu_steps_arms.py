@@ -133,7 +133,7 @@ class Minigraph(Arm):
         if not self.row.trains:  # the Scope keeps gradients; they count from when they are written, as PyTorch's do
             gradients = {id(bound.outside[g.name]) for g in self.grads}
             units, numbered = bound.units
-            for n, (first, _) in self.lives(bound.order, units).items():
+            for n, (first, _) in self.lives(bound.order, [unit.blocks for unit in units]).items():
                 if id(numbered[n]) in gradients:
                     blocks.append((numbered[n], self.Life(numbered[n].nbytes, first, len(bound.order))))
         whole = self.most_live([life for _, life in blocks])

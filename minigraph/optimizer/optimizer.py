@@ -42,7 +42,7 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import Rate, master_weight, persistable, rate_of
+from .states import Fills, Rate, master_weight, persistable, rate_of
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
@@ -90,6 +90,7 @@ class Optimizer:
         self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
         self._rates: dict[int, Rate] = {}  # by program id
         self._startup: Block | None = None  # where states are initialised, while updates are appended
+        self._fills: Fills = {}  # by which operators, then
 
     @cached_property
     def _named(self) -> list[tuple[str, str]]:
@@ -193,7 +194,7 @@ class Optimizer:
             assert self._startup is not None
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._startup)
             g, first = Builder(program.global_block()), len(program.ops)
-            startup, site = self._startup.program, call_site()  # one line wrote all updates
+            startup, site, self._fills = self._startup.program, call_site(), {}  # one line wrote all updates
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
@@ -227,7 +228,7 @@ class Optimizer:
             type = param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type
         middle = f"{self.name}_{what}" if self.name else what
         assert self._startup is not None
-        return persistable(param.block, self._startup, f"{param.name}_{middle}", value, type)[0]
+        return persistable(param.block, self._startup, f"{param.name}_{middle}", value, type, self._fills)[0]
 
     # the learning rate
 

@@ -16,12 +16,27 @@ from .lr import LRScheduler
 from .settings import check_number
 
 
+Fills = dict[tuple[TensorType, str], Operator]
+"""Startup operators by the type and the text of the value with which they fill a variable."""
+
+
 def persistable(
-    block: Block, startup: Block, key: str, value: float, type: TensorType
+    block: Block, startup: Block, key: str, value: float, type: TensorType, fills: Fills | None = None
 ) -> tuple[Variable, Operator]:
-    """A new persistable variable, and the startup operator that fills it."""
+    """A new persistable variable, and the startup operator that fills it.
+
+    fills   operators of `startup` that stand where this one will, by what they fill in: it is like one of them, if
+            there is one, and is kept for others
+    """
     own, initial = _declared(block, startup, key, type)
+    if fills is None:
+        fills = {}
+    what = type, repr(value)  # unlike ==, it tells 0.0 from -0.0 and 1 from True
+    known = fills.get(what)
+    if known is not None:
+        return own, startup.append_like(known, {"Out": [initial]})
     Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
+    fills[what] = startup.ops[-1]
     return own, startup.ops[-1]
 
 

@@ -23,7 +23,7 @@ from minigraph.runtime import memory
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.layout import graph_streams, placement
 from minigraph.runtime.cuda.layout.graph_streams import assigned, waits
-from minigraph.runtime.cuda.layout.order import Unit, dependencies, greedy, lives
+from minigraph.runtime.cuda.layout.order import Unit, dependencies, greedy, lives, mattering
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.memory import (
     Life,
@@ -100,7 +100,7 @@ def test_every_order_computes_the_same(units):
     before = dependencies(units)
     as_written = list(range(len(units)))
     sizes = {b: 1 << b for b in range(9)}
-    order = greedy(units, before, sizes, given={0, 1}, kept={2})
+    order = greedy(mattering(units, sizes), before, sizes, given={0, 1}, kept={2})
     assert sorted(order) == as_written
     assert results(units, order) == results(units, as_written)
     for i in (i for i in order if units[i].barrier):
@@ -135,7 +135,8 @@ def happened_before(made) -> dict[int, set[int]]:
 def test_what_frees_memory_runs_first():
     """x -> h -> big; `sum` reads big and leaves little: it runs before the next big one is made."""
     units = [Unit({0}, {1}), Unit({0}, {2}), Unit({1}, {3}), Unit({2}, {4})]
-    order = greedy(units, dependencies(units), {1: 100, 2: 100, 3: 1, 4: 1}, given=(), kept=(3, 4))
+    sizes = {1: 100, 2: 100, 3: 1, 4: 1}
+    order = greedy(mattering(units, sizes), dependencies(units), sizes, given=(), kept=(3, 4))
     assert order == [0, 2, 1, 3]
 
 
@@ -292,12 +293,12 @@ def test_the_last_layers_are_updated_beside_the_product_of_the_first(monkeypatch
     assert product not in ended[first] and first not in ended[product]
 
 
-def lives_that_end_early(order, units):
-    return {b: (first, max(first, last - 1)) for b, (first, last) in lives(order, units).items()}
+def lives_that_end_early(order, touched):
+    return {b: (first, max(first, last - 1)) for b, (first, last) in lives(order, touched).items()}
 
 
-def backwards(units, before, *others):
-    return list(reversed(range(len(units))))
+def backwards(touched, before, *others):
+    return list(reversed(range(len(touched))))
 
 
 def later_than_late(order, units, *others):

@@ -144,6 +144,8 @@ class Binder:
         """A function that gives the buffers which own the memory of one: of an arena of temporaries its members."""
         arenas = {id(a.base): a.members for a in self.arenas if not a.outside}
         members = {id(b) for some in arenas.values() for b in some}
+        if not arenas:
+            return lambda buffer: (owner(buffer),)
 
         def blocks_of(buffer: Buffer) -> Sequence[Buffer]:
             while buffer.owner is not None and id(buffer) not in members:

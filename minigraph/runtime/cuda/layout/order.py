@@ -34,6 +34,10 @@ class Unit:
         self.blocks = self.reads | self.writes
 
 
+Touched = Sequence[Collection[int]]
+"""For each unit, by its number, blocks that it reads or writes."""
+
+
 def conflict(a: Unit, b: Unit) -> bool:
     """Whether it matters which of them runs first."""
     return a.barrier or b.barrier or not (a.writes.isdisjoint(b.blocks) and b.writes.isdisjoint(a.blocks))
@@ -74,47 +78,54 @@ def _waiting(before: Sequence[set[int]], order: Iterable[int]) -> list[list[int]
     return after
 
 
-def _touching(units: Sequence[Unit], order: Iterable[int]) -> dict[int, list[int]]:
+def mattering(units: Sequence[Unit], sizes: Mapping[int, int]) -> Touched:
+    """For each unit the blocks that it touches and that have a size here: parameters and states lie elsewhere."""
+    return [[b for b in unit.blocks if b in sizes] for unit in units]
+
+
+def _touching(touched: Touched, order: Iterable[int]) -> dict[int, list[int]]:
     """For each block the units that read or write it, as they stand in `order`."""
     touching: dict[int, list[int]] = {}
     for i in order:
-        for b in units[i].blocks:
+        for b in touched[i]:
             touching.setdefault(b, []).append(i)
     return touching
 
 
 def _growth(
-    unit: Unit, live: set[int], accessors: Mapping[int, set[int]], sizes: Mapping[int, int], kept: Collection[int]
-) -> int:
-    """Bytes that are live after a unit and not before it."""
+    blocks: Iterable[int], live: set[int], accessors: Mapping[int, set[int]], sizes: Mapping[int, int],
+    kept: Collection[int],
+) -> int:  # fmt: skip
+    """Bytes that are live after a unit that touches these blocks, and not before it."""
     change = 0
-    for b in unit.blocks:
+    for b in blocks:
         if b not in live:
-            change += sizes.get(b, 0)
+            change += sizes[b]
         if len(accessors[b]) == 1 and b not in kept:
-            change -= sizes.get(b, 0)
+            change -= sizes[b]
     return change
 
 
 def greedy(
-    units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
+    touched: Touched, before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
     kept: Collection[int],
 ) -> list[int]:
     """Greedy list scheduling: what frees more memory than it takes runs as soon as it can; else the order as written.
 
-    sizes   bytes of the blocks that matter
-    given   those that hold something before the first unit;  kept: those that are needed after the last
+    touched  see `mattering`
+    sizes    bytes of the blocks that matter
+    given    those that hold something before the first unit;  kept: those that are needed after the last
     """
-    accessors = {b: set(own) for b, own in _touching(units, range(len(units))).items()}
-    after = _waiting(before, range(len(units)))
+    accessors = {b: set(own) for b, own in _touching(touched, range(len(touched))).items()}
+    after = _waiting(before, range(len(touched)))
     live = set(given)
     missing = [len(b) for b in before]
-    done = [False] * len(units)
+    done = [False] * len(touched)
     ready = [i for i, n in enumerate(missing) if n == 0]  # it ascends, so it is a heap
     urgent: list[tuple[int, int]] = []
 
     def growth(i: int) -> int:
-        return _growth(units[i], live, accessors, sizes, kept)
+        return _growth(touched[i], live, accessors, sizes, kept)
 
     def look(i: int) -> None:
         if missing[i] == 0 and not done[i]:
@@ -133,8 +144,8 @@ def greedy(
             continue
         done[i] = True
         order.append(i)
-        live |= units[i].blocks
-        for b in units[i].blocks:
+        live.update(touched[i])
+        for b in touched[i]:
             accessors[b].discard(i)
             if len(accessors[b]) == 1:
                 look(next(iter(accessors[b])))
@@ -147,22 +158,21 @@ def greedy(
 
 
 def as_late_as_possible(
-    order: Sequence[int], units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int],
-    kept: Collection[int],
-) -> list[int]:
+    order: Sequence[int], units: Sequence[Unit], touched: Touched, before: Sequence[set[int]],
+    sizes: Mapping[int, int], kept: Collection[int],
+) -> list[int]:  # fmt: skip
     """Scheduling as late as possible: what takes memory and frees none runs just before the first that waits for it."""
     place = {i: at for at, i in enumerate(order)}
-    accessors = {b: own for b, own in _touching(units, order).items() if b in sizes}
+    accessors = _touching(touched, order)
     first = {b: own[0] for b, own in accessors.items()}
     after = _waiting(before, order)
     last = {b: len(units) if b in kept else max(place[i] for i in own[1:]) if len(own) > 1 else -1
             for b, own in accessors.items()}  # fmt: skip
     for i in reversed(order):
-        unit = units[i]
-        if unit.barrier or not after[i]:
+        if units[i].barrier or not after[i]:
             continue
-        target = min(place[j] for j in after[i])
-        blocks = unit.blocks & sizes.keys()
+        target = min([place[j] for j in after[i]])
+        blocks = touched[i]
         takes = any(first[b] == i and sizes[b] for b in blocks)
         if takes and all(last[b] >= target for b in blocks if first[b] != i):
             place[i] = target
@@ -170,24 +180,23 @@ def as_late_as_possible(
 
 
 def most_needed(
-    order: Sequence[int], units: Sequence[Unit], sizes: Mapping[int, int], given: Collection[int],
+    order: Sequence[int], touched: Touched, sizes: Mapping[int, int], given: Collection[int],
     kept: Collection[int],
 ) -> int:
     """The most bytes that are needed at one time in this order."""
     change = [0] * (len(order) + 2)
-    for b, (first, last) in lives(order, units).items():
-        if b in sizes:
-            change[0 if b in given else first] += sizes[b]
-            change[len(order) + 1 if b in kept else last + 1] -= sizes[b]
+    for b, (first, last) in lives(order, touched).items():
+        change[0 if b in given else first] += sizes[b]
+        change[len(order) + 1 if b in kept else last + 1] -= sizes[b]
     return max(itertools.accumulate(change))
 
 
-def lives(order: Sequence[int], units: Sequence[Unit]) -> dict[int, tuple[int, int]]:
+def lives(order: Sequence[int], touched: Touched) -> dict[int, tuple[int, int]]:
     """For each block the first and the last place in the order at which it is touched."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for at, i in enumerate(order):
-        for b in units[i].blocks:
+        for b in touched[i]:
             if b not in first:
                 first[b] = at
             last[b] = at

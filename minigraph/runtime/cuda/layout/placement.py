@@ -22,7 +22,7 @@ from minigraph.runtime.cuda.recording import Recorded
 from minigraph.runtime.memory import Life, apart, layout
 
 from .graph_streams import OnStream, assign_streams
-from .order import Unit, as_late_as_possible, dependencies, greedy, lives, most_needed
+from .order import Touched, Unit, as_late_as_possible, dependencies, greedy, lives, mattering, most_needed
 
 BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
 KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
@@ -173,15 +173,23 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
 
 def _read_only(recorded: Recorded, position: int, blocks_of: BlocksOf) -> set[int]:
     """Ids of the buffers that own what a step, or the end, reads and does not update; of members of arenas, too."""
-    buffers, steps = recorded.values.buffers, recorded.schedule.steps
+    steps = recorded.schedule.steps
     if position == len(steps):
         return {id(b) for b, _ in recorded.values.results}
     step = steps[position]
-    read, written = (
-        {id(b) for i in some for b in (owner(buffers[i]), *blocks_of(buffers[i]))} for some in (step.read, step.written)
-    )
+    read = _own(recorded, step.read, blocks_of)
     read.add(id(recorded.binder.counter))
-    return read - written
+    return read - _own(recorded, step.written, blocks_of)
+
+
+def _own(recorded: Recorded, values: Sequence[int], blocks_of: BlocksOf) -> set[int]:
+    """Ids of the buffers that own these values, and of their blocks."""
+    own, buffers = set[int](), recorded.values.buffers
+    for i in values:
+        buffer = buffers[i]
+        own.add(id(owner(buffer)))
+        own.update(map(id, blocks_of(buffer)))
+    return own
 
 
 def place(
@@ -231,39 +239,38 @@ def _laid_out(
 ) -> ArenaLayout:
     """An ArenaLayout of its own for blocks of these sizes."""
     own = dict(zip(asked.own, map(rounded, sizes), strict=True))
+    touched = mattering(asked.units, own)
     order = [i for i in range(len(asked.units)) if i not in asked.absent]
 
     def placed(order: list[int]) -> tuple[ArenaLayout, int]:
-        lives = [Life(nbytes, *span) for nbytes, span in zip(pieces, _spans(order, asked), strict=True)]
+        lives = [Life(nbytes, *span) for nbytes, span in zip(pieces, _spans(order, asked, touched), strict=True)]
         offsets, nbytes = layout(apart(lives), room)
         return ArenaLayout(asked, sizes, pieces, outside, order, lives, offsets), nbytes
 
     if asked.reuse:
         if room and (fits := placed(order))[1] <= room:
             return fits[0]
-        order = _frugal(order, asked.units, own, asked.given, asked.kept)
+        order = _frugal(order, asked, touched, own)
     return placed(order)[0]
 
 
-def _frugal(
-    order: list[int], units: Sequence[Unit], sizes: Mapping[int, int], given: Collection[int], kept: Collection[int]
-) -> list[int]:
+def _frugal(order: list[int], asked: Asked, touched: Touched, sizes: Mapping[int, int]) -> list[int]:
     """Of a few orders the one that needs least memory: as recorded, what frees memory early, what takes it late."""
-    before, present = dependencies(units), {*order}
-    peak = partial(most_needed, units=units, sizes=sizes, given=given, kept=kept)
-    early = [i for i in greedy(units, before, sizes, given, kept) if i in present]
+    before, present, given, kept = dependencies(asked.units), {*order}, asked.given, asked.kept
+    peak = partial(most_needed, touched=touched, sizes=sizes, given=given, kept=kept)
+    early = [i for i in greedy(touched, before, sizes, given, kept) if i in present]
     least, order = min((peak(order), order), (peak(early), early), key=itemgetter(0))
-    postponed = as_late_as_possible(order, units, before, sizes, kept)
+    postponed = as_late_as_possible(order, asked.units, touched, before, sizes, kept)
     return postponed if peak(postponed) < least else order
 
 
-def _spans(order: Sequence[int], asked: Asked) -> list[tuple[int, int]]:
+def _spans(order: Sequence[int], asked: Asked, touched: Touched) -> list[tuple[int, int]]:
     """The first and the last call in order during which each piece is needed, all of them without `reuse`.
 
     So are those that only calls outside of the order touch: some constants need room while they are computed. What no
     call touches needs none.
     """
-    end, touched_in, spans = len(order), lives(order, asked.units), dict[int, tuple[int, int]]()
+    end, touched_in, spans = len(order), lives(order, touched), dict[int, tuple[int, int]]()
     for n, (piece, _) in zip(asked.own, asked.inside, strict=True):
         first, last = touched_in.get(n, (-1, end)) if asked.reuse else (-1, end)
         first, last = (-1 if n in asked.given else first), (end if n in asked.kept else last)
