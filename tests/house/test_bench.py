@@ -94,6 +94,13 @@ def test_a_peer_that_is_not_installed_is_said_in_one_line(bench, monkeypatch, ca
     assert capfd.readouterr() == ("", "") and not bench.runs
 
 
+def test_the_list_has_programs_of_their_own(capsys):
+    command.listed()
+    shown = capsys.readouterr().out
+    assert "python -m bench.kills            A training that saves after each step is killed" in shown
+    assert "bench.harness" not in shown and "bench.__main__" not in shown
+
+
 def test_a_reader_of_the_list_may_stop_early():
     read, write = os.pipe()
     os.close(read)
