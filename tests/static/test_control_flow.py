@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from minigraph.static import CompiledProgram, Program, data, gradients, program_
 from minigraph.static.nn import case, cond, switch_case, while_loop
 from tests.support import control_cases
 from tests.support.control_cases import X
+from tests.support.in_threads import in_threads
 
 CASES = control_cases.cases()
 RECORDED: dict[str, Any] = json.loads(
@@ -588,24 +588,15 @@ def test_nan_inside_a_block_is_found_and_nothing_changes():
 
 
 def test_two_threads_build_branches_of_their_own():
-
-
-    texts = []
-
-    def build():
+    def build(_):
         program = Program("threads")
         with unique_name.guard(), program_guard(program, Program()):
             x = data("x", [2, 3], "float64")
             for _ in range(20):
                 x = cond(positive(x), lambda x=x: x * 2.0, lambda x=x: x + 1.0)
-        texts.append(str(program))
+        return str(program)
 
-    threads = [threading.Thread(target=build) for _ in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert len(set(texts)) == 1
+    assert len(set(in_threads(build, range(3)))) == 1
 
 
 TEXT = """program main
