@@ -295,6 +295,9 @@ def test_a_value_from_inside_is_refused_outside():
     for use in (lambda: kept[0] + 1.0, lambda: mg.concat([x, kept[0]]), lambda: x + kept[0]):
         with pytest.raises(ProgramError, match=r"cond_0.true.* used outside of it"):
             use()
+    for name, use in {"exp": mg.exp, "mean": mg.mean, "reshape": lambda v: mg.reshape(v, [6])}.items():
+        with pytest.raises(ProgramError, match=rf"\] {name}: a variable of cond_0.true is used outside of it"):
+            use(kept[0])
     with pytest.raises(FetchError, match="is not in program main"):
         run(main(), {"x": X}, [kept[0].name])
     with pytest.raises(FetchError, match="fetch target"):
