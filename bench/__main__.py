@@ -6,6 +6,8 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from . import (
@@ -41,15 +43,25 @@ BENCHES: dict[str, Any] = {
 }
 
 
+CHILDREN = {"checkpoint_child", "gpu_data_parallel_arms", "harness"}  # processes that others start
+
+
+def programs() -> Iterator[tuple[str, str]]:
+    """Modules that run by themselves, each with the first line of its docstring."""
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+        text = path.read_text(encoding="utf-8")
+        if 'if __name__ == "__main__":' in text and path.stem not in CHILDREN:
+            yield path.stem, text.removeprefix('"""').partition("\n")[0]
+
+
 def listed() -> None:
     """Print all comparisons; a reader such as `head` may stop early."""
     try:
         for name, bench in BENCHES.items():
             print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
-        print("changing_shapes Training with feeds that change their shape: python -m bench.changing_shapes")
-        print("new_sizes      What a new size of the feeds costs the host: python -m bench.new_sizes")
-        print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
-        print("paddle_programs Programs of Paddle's documentation under both: python -m bench.paddle_programs")
+        print("\nprograms of their own:")
+        for name, first_line in programs():
+            print(f"python -m bench.{name:16} {first_line}")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it ends

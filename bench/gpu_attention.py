@@ -27,7 +27,7 @@ import numpy as np
 
 from .gpu_report import end, measure, report_of
 from .gpu_timing import Gpu, Input, Planned, turns_of
-from .harness import no_gpu, summarized
+from .harness import OnGpu, summarized
 from .turns import in_turns
 
 BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
@@ -120,14 +120,10 @@ GRID = tuple(
 )  # fmt: skip
 
 
-class GpuAttention:
+class GpuAttention(OnGpu):
     """The rows above in one process on CUDAPlace(0)."""
 
     name, title, peers = "gpu_attention", "attention", ("torch",)
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Time all rows, print the table and write bench/results/gpu_attention.json."""

@@ -26,7 +26,7 @@ from .gpt2 import Network, row
 from .gpu_steps import MLP, Row, linears, mlp_batch, mlp_jax, mlp_static, mlp_torch
 from .gpu_steps_run import ROWS, release
 from .gpu_timing import Gpu
-from .harness import no_gpu, now, versions, write_report
+from .harness import OnGpu, now, versions, write_report
 
 TURN_MS, LEAST, WARM_UP = 300.0, 5, 6
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -108,14 +108,10 @@ def disagreement(row: Row, found: dict[str, dict[str, Any]], gpus: int) -> str |
     return None
 
 
-class DataParallelBench:
+class DataParallelBench(OnGpu):
     """What `python -m bench gpu_data_parallel` runs."""
 
     name, title, peers = "gpu_data_parallel", "Training steps on several GPUs, ms", ("torch",)
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure, print, write bench/results/gpu_data_parallel.json after each row."""

@@ -29,11 +29,11 @@ from minigraph.passes.elementwise import bias_sums
 from .gpt2 import Network, row
 from .gpt2_profile import ceilings, profiled
 from .gpu_report import end as close
-from .gpu_report import put, report_of
+from .gpu_report import headline, put, report_of
 from .gpu_steps_arms import Arm, Jax, Minigraph, Torch, timed
 from .gpu_steps_run import _agree, release
 from .gpu_timing import Gpu
-from .harness import no_gpu, now, summarized, write_report
+from .harness import OnGpu, now, summarized, write_report
 from .turns import in_turns, without_rest
 
 ARM, WHOLE = 110.0, 440.0  # seconds
@@ -98,14 +98,10 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class GptBench:
+class GptBench(OnGpu):
     """What `python -m bench gpu_gpt2` runs."""
 
     name, title, peers = "gpu_gpt2", "GPT-2's training step, ms", ("variants", "torch", "jax")
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure, print, write bench/results/gpu_gpt2.json after each part."""
@@ -225,7 +221,7 @@ def first_steps(peers: Sequence[str], sizes: tuple[int, ...] = (12, 768, 12, 16)
 
 def table(report: Mapping[str, Any]) -> str:
     """For each row: milliseconds, tokens, peak of each arm; then the classes of minigraph's step."""
-    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
+    lines = [headline(report)]
     for title, seconds in report["first_step_seconds"].items():
         lines.append(f"first step, {title:20} {seconds if isinstance(seconds, str) else f'{seconds:.2f} s'}")
     for found in report["rows"]:

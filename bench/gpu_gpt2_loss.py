@@ -25,7 +25,7 @@ from .gpu_gpt2 import limited
 from .gpu_steps_arms import Arm, Minigraph, Torch
 from .gpu_steps_run import release
 from .gpu_timing import Gpu
-from .harness import no_gpu, now, versions, write_report
+from .harness import OnGpu, now, versions, write_report
 
 NETWORK = Network(12, 768, 12, 16)
 STEPS, MEAN, RATE = 300, 20, 3e-4
@@ -86,14 +86,10 @@ def verdict(curves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return found
 
 
-class LossBench:
+class LossBench(OnGpu):
     """What `python -m bench gpu_gpt2_loss` runs."""
 
     name, title, peers = "gpu_gpt2_loss", "GPT-2's loss over 300 steps in 16 bits and in float32", ("torch",)
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Train each arm once, print, write bench/results/gpu_gpt2_loss.json after each."""

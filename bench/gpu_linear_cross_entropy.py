@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,9 +26,9 @@ import numpy as np
 
 from .gpu_linear_cross_entropy_peers import PEERS, functions
 from .gpu_linear_cross_entropy_step import STEP_ARMS, run_all, step_program, torch_peak, torch_steps
-from .gpu_report import Task, end, measure, report_of
+from .gpu_report import Row, Task, end, measure, medians, report_of, table_of
 from .gpu_timing import Gpu, Input
-from .harness import no_gpu, summarized
+from .harness import OnGpu, summarized
 from .turns import in_turns, without_rest
 
 TOLERANCE = 1e-2  # of ||found - exact|| / ||exact||
@@ -330,16 +330,12 @@ def the_step(gpu: Gpu, rounds: int, torch: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class GpuHeads:
+class GpuHeads(OnGpu):
     """The comparison, with the interface of GpuBench."""
 
     name = "gpu_linear_cross_entropy"
     title = "last layer and its loss, bfloat16"
     peers = PEERS
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Time all cases, print the table and write bench/results/<name>.json."""
@@ -361,18 +357,17 @@ class GpuHeads:
         )  # fmt: skip
 
 
-def table(report: dict[str, Any]) -> str:
+def lines_of(row: Row) -> Iterator[str]:
     """One line for each arm: time, rate, memory."""
-    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
-    for row in report["rows"]:
-        if "failed" in row:
-            lines.append(f"{row['title']}: FAILED {row['failed']}")
-            continue
-        lines.append(f"{row['title']:30} {'ms':>9} {'TFLOP/s':>9} {'no rest':>9} MiB beyond gradients")
-        for name, ms in row["milliseconds"].items():
-            rate, mib = row["flops"] / ms["median"] / 1e9, row["mib_beyond_gradients"][name]
-            tired = row["milliseconds_without_rest"][name]
-            lines.append(f"    {name:26} {ms['median']:9.3f} {rate:9.0f} {tired:9.3f} {mib:9.1f}")
+    yield f"{row['title']:30} {'ms':>9} {'TFLOP/s':>9} {'no rest':>9} MiB beyond gradients"
+    for name, ms in medians(row).items():
+        rate, mib = row["flops"] / ms / 1e9, row["mib_beyond_gradients"][name]
+        yield f"    {name:26} {ms:9.3f} {rate:9.0f} {row['milliseconds_without_rest'][name]:9.3f} {mib:9.1f}"
+
+
+def table(report: dict[str, Any]) -> str:
+    """The rows, and memory by rows."""
+    lines = [table_of(report, lines_of)]
     for how in ("planned", "measured"):
         by_rows = report[f"{how}_mib_beyond_gradients_by_rows"]
         lines.append(f"{how} MiB by rows: " + ", ".join(f"{n}: {mib}" for n, mib in by_rows.items()))

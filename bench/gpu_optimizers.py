@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .gpu_report import end, measure, report_of
+from .gpu_report import Row, end, measure, medians, report_of, table_of
 from .gpu_timing import COPIED, Gpu, GpuBench, turns_of
 from .harness import summarized
 from .turns import in_turns
@@ -274,7 +274,7 @@ class OptimizerBench(GpuBench):
             for way, case in ways if only in case.title
         )  # fmt: skip
         measure(report, tasks, gpu, torch)
-        end(report, report_table)
+        end(report, partial(table_of, lines_of=lines_of))
 
 
 def measured(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool) -> dict[str, Any]:
@@ -320,25 +320,19 @@ def _difference(gpu: Gpu, params: Sequence[Any], expected: Sequence[Any]) -> flo
     )
 
 
-def report_table(report: Mapping[str, Any]) -> str:
-    """For each row its arms: ms, launches, what share of the copy's bandwidth."""
-    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
-    for r in report["rows"]:
-        if "failed" in r:
-            lines.append(f"{r['title']}: FAILED {r['failed']}")
-            continue
-        ms = {name: f["median"] for name, f in r["milliseconds"].items()}
-        rate = 2 * COPIED / ms.pop("copy")  # bytes per millisecond
-        floor = r["nbytes"] / rate
-        build = ", ".join(f"{name} {s:.3f} s" for name, s in r["build_seconds"].items())
-        moved = f"{r['nbytes'] / 1e9:.3f} GB, copy {rate / 1e6:.0f} GB/s, floor {floor:.4f} ms"
-        lines.append(f"{r['title']}; {moved}; built in {build}")
-        for name, t in ms.items():
-            launches = r["launches"].get(name, "")
-            share = 100 * floor / t
-            lines.append(f"  {name:18} {t:9.4f} ms {launches:>6} launches {share:6.1f} % {t / ms['fused']:7.2f}")
-        lines += [f"  {name:18} failed: {reason[:90]}" for name, reason in r.get("failed_arms", {}).items()]
-    return "\n".join(lines)
+def lines_of(row: Row) -> Iterator[str]:
+    """The arms of a row: ms, launches, what share of the copy's bandwidth."""
+    ms = medians(row)
+    rate = 2 * COPIED / ms.pop("copy")  # bytes per millisecond
+    floor = row["nbytes"] / rate
+    build = ", ".join(f"{name} {s:.3f} s" for name, s in row["build_seconds"].items())
+    moved = f"{row['nbytes'] / 1e9:.3f} GB, copy {rate / 1e6:.0f} GB/s, floor {floor:.4f} ms"
+    yield f"{row['title']}; {moved}; built in {build}"
+    for name, t in ms.items():
+        launches, share = row["launches"].get(name, ""), 100 * floor / t
+        yield f"  {name:18} {t:9.4f} ms {launches:>6} launches {share:6.1f} % {t / ms['fused']:7.2f}"
+    for name, reason in row.get("failed_arms", {}).items():
+        yield f"  {name:18} failed: {reason[:90]}"
 
 
 BENCH = OptimizerBench("gpu_optimizers", "Parameter updates", lambda: (), ("torch", "torch-compile"))

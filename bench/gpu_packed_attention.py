@@ -31,7 +31,7 @@ from minigraph.runtime.cuda import strided
 from minigraph.types import as_dtype
 
 from .gpu_attention import NEAR
-from .harness import no_gpu, now, summarized, versions, write_report
+from .harness import OnGpu, now, summarized, versions, write_report
 from .turns import in_turns
 
 B, S, H, D = 8, 1024, 12, 64
@@ -176,16 +176,12 @@ def measured(dtype: str, spelling: str, train: bool, peers: Sequence[str], round
     return {"title": named(dtype, spelling, train), "apart": apart, "milliseconds": shown}
 
 
-class GpuPackedAttention:
+class GpuPackedAttention(OnGpu):
     """The bench `gpu_packed_attention`."""
 
     name = "gpu_packed_attention"
     title = "Attention of Q, K and V that are parts of one projection, ms"
     peers = ("torch",)
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure the cases whose title contains `only`, print, write bench/results/gpu_packed_attention.json."""

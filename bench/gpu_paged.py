@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .gpu_optimizers import ADAMW, LEVELS, Update, UpdateCase, Values, _adamw, _arrays, gpt2_shapes
-from .gpu_report import end, measure, report_of
+from .gpu_report import Row, end, measure, medians, report_of, table_of
 from .gpu_timing import Gpu, GpuBench, turns_of
 from .harness import summarized
 from .turns import in_turns
@@ -158,26 +158,20 @@ class PagedBench(GpuBench):
         bus, report = Bus(gpu), report_of(self, gpu, command, rounds, only)
         cases = [case for case in CASES if only in case.title]
         measure(report, (({"title": c.title}, partial(measured, gpu, bus, c, rounds)) for c in cases), gpu, None)
-        end(report, report_table)
+        end(report, partial(table_of, lines_of=lines_of))
 
 
-def report_table(report: Mapping[str, Any]) -> str:
-    """For each row the bus, its floor, and the arms: ms, share of the floor, times a step on the card."""
-    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
-    for r in report["rows"]:
-        if "failed" in r:
-            lines.append(f"{r['title']}: FAILED {r['failed']}")
-            continue
-        ms = {name: f["median"] for name, f in r["milliseconds"].items()}
-        rates = {name: r["copied"] / ms.pop(name) for name in ("to the card", "to the host", "both ways")}
-        floor = r["paged"] / rates["both ways"]
-        bus = ", ".join(f"{name} {rate / 1e6:.1f} GB/s" for name, rate in rates.items())
-        paged, free = (r[name] / 1e9 for name in ("paged", "free_on_the_card"))
-        lines.append(f"{r['title']}; {paged:.2f} GB paged, {free:.2f} GB free; {bus} each; floor {floor:.2f} ms")
-        for name, t in ms.items():
-            times = f"{t / ms['on the card']:8.1f} x on the card" if "on the card" in ms else ""
-            lines.append(f"  {name:18} {t:10.3f} ms {100 * floor / t:6.1f} % of the bus {times}")
-    return "\n".join(lines)
+def lines_of(row: Row) -> Iterator[str]:
+    """The bus, its floor, and the arms: ms, share of the floor, times a step on the card."""
+    ms = medians(row)
+    rates = {name: row["copied"] / ms.pop(name) for name in ("to the card", "to the host", "both ways")}
+    floor = row["paged"] / rates["both ways"]
+    bus = ", ".join(f"{name} {rate / 1e6:.1f} GB/s" for name, rate in rates.items())
+    paged, free = (row[name] / 1e9 for name in ("paged", "free_on_the_card"))
+    yield f"{row['title']}; {paged:.2f} GB paged, {free:.2f} GB free; {bus} each; floor {floor:.2f} ms"
+    for name, t in ms.items():
+        times = f"{t / ms['on the card']:8.1f} x on the card" if "on the card" in ms else ""
+        yield f"  {name:18} {t:10.3f} ms {100 * floor / t:6.1f} % of the bus {times}"
 
 
 BENCH = PagedBench("gpu_paged", "AdamW with paged states", lambda: (), ())

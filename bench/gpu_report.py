@@ -7,7 +7,7 @@ date, and `again` says what such runs were.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from . import harness
@@ -48,6 +48,24 @@ def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **fac
     path = write_report(report)
     print(table(report))
     print(f"written to {path}")
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """The first line of a table."""
+    return f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"
+
+
+def table_of(report: Mapping[str, Any], lines_of: Callable[[Row], Iterator[str]]) -> str:
+    """A table with the lines of each row, or the reason why there are none."""
+    lines = [headline(report)]
+    for row in report["rows"]:
+        lines += [f"{row['title']}: FAILED {row['failed']}"] if "failed" in row else lines_of(row)
+    return "\n".join(lines)
+
+
+def medians(row: Row) -> dict[str, float]:
+    """Milliseconds of each arm."""
+    return {name: figures["median"] for name, figures in row["milliseconds"].items()}
 
 
 def put(rows: list[Row], row: Row) -> None:

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .gpu_report import headline
 from .gpu_steps import ROWS, Row
 from .gpu_steps_arms import Arm, Minigraph, arms, host_time, timed
 from .gpu_timing import Gpu
-from .harness import no_gpu, now, summarized, versions, write_report
+from .harness import OnGpu, now, summarized, versions, write_report
 from .turns import in_turns, without_rest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three frameworks share the card
@@ -29,7 +30,7 @@ BURSTS_MS = 500.0  # what it runs at the most while the host's time is taken, tw
 REPEATS = 20  # of one call, when its time inside a graph is measured
 
 
-class GpuSteps:
+class GpuSteps(OnGpu):
     """A bench of whole steps: the rows of one file of results."""
 
     def __init__(
@@ -37,10 +38,6 @@ class GpuSteps:
     ) -> None:  # fmt: skip
         self.name, self.title, self.rows, self.peers = name, title, rows, tuple(peers)
         self.cold = cold  # whether first steps of new processes are timed, too
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure the rows whose name begins with one of `only` (comma), print, write bench/results/<name>.json."""
@@ -239,7 +236,7 @@ def cold_steps(peers: list[str]) -> dict[str, float]:
 
 def table(report: Mapping[str, Any]) -> str:
     """For each row: milliseconds, ratio to the first arm, host time, peak."""
-    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
+    lines = [headline(report)]
     for r in report["rows"]:
         ms = {name: f["median"] for name, f in r["milliseconds"].items()}
         asked = f", asked {r['asked']}" if r["asked"] else ""

@@ -21,8 +21,8 @@ import numpy as np
 
 from . import product_kernels
 from .gpu_jax import Jax, JaxArm
-from .gpu_report import end, measure, report_of
-from .harness import no_gpu, summarized
+from .gpu_report import end, headline, measure, report_of
+from .harness import OnGpu, summarized
 from .turns import in_turns, without_rest
 
 TURN_MS = 8.0  # what an arm runs in one turn
@@ -295,17 +295,13 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class GpuBench:
+class GpuBench(OnGpu):
     """Cases that run in one process on CUDAPlace(0)."""
 
     name: str
     title: str
     cases: Callable[[], Sequence[Case]]
     peers: tuple[str, ...] = ("torch",)
-
-    def missing(self) -> str | None:
-        """Why this cannot run here."""
-        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Time all cases, print the table and write bench/results/<name>.json."""
@@ -444,9 +440,8 @@ def table(report: Mapping[str, Any]) -> str:
     )
     bytes_count = any(r.get("nbytes") for r in report["rows"])
     bound = f"{'floor ms':>9} {'% copy':>7}" if bytes_count else f"{'TFLOP/s':>8}"
-    title = f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"
     heads = " ".join(f"{name:>11}" for name in others)
-    lines = [f"{title}; arm / first arm, above 1 is slower", f"{'':44} {'ms':>9} {heads} {bound}"]
+    lines = [f"{headline(report)}; arm / first arm, above 1 is slower", f"{'':44} {'ms':>9} {heads} {bound}"]
     copies = []
     for r in report["rows"]:
         if "failed" in r:

@@ -64,10 +64,13 @@ class Bench:
         return None
 
 
-def no_gpu() -> str | None:
-    """Why a bench of the GPU cannot run here."""
-    reason = importlib.import_module("minigraph").cuda.why_not()
-    return f"it needs a GPU: {reason}" if reason else None
+class OnGpu:
+    """A bench that needs a GPU."""
+
+    def missing(self) -> str | None:
+        """Why this cannot run here."""
+        reason = importlib.import_module("minigraph").cuda.why_not()
+        return f"it needs a GPU: {reason}" if reason else None
 
 
 def not_installed(peers: Sequence[str]) -> str | None:

@@ -127,7 +127,43 @@ class TransformerDecoderLayer(_TransformerLayer):
         return own, self.cross_attn.gen_cache(memory, memory, type=StaticCache)
 
 
-class TransformerEncoder(Layer):
+class _Stack(Layer):
+    """A layer and others that are made with the same arguments, one after the other, then `norm` where one is given."""
+
+    def __init__(self, layer: Any, num_layers: int, norm: Any) -> None:
+        super().__init__()
+        fits = isinstance(num_layers, (int, np.integer)) and not isinstance(num_layers, bool) and num_layers > 0
+        require(fits, f"num_layers must be a positive int, is {num_layers!r}", AttrError)
+        require(isinstance(layer, Layer), f"a stack is made of a Layer, not of {layer!r}", AttrError)
+        config: Any = getattr(layer, "_config", None)
+        require(
+            num_layers == 1 or isinstance(config, dict), f"{type(layer).__name__} does not say with which arguments it"
+            " was made, so there can be no second one", AttrError, "set self._config to a dict of them in its __init__",
+        )  # fmt: skip
+        self.layers = LayerList([layer, *(type(layer)(**config) for _ in range(num_layers - 1))])
+        self.num_layers, self.norm = num_layers, norm
+
+    def _through(self, x: Variable, caches: Any, *memory: Variable, **masks: Variable | None) -> Any:
+        """x after all layers, with a list of caches also those for the next call."""
+        many, kept = len(self.layers), []
+        fits = caches is None or (isinstance(caches, (list, tuple)) and len(caches) == many)
+        require(fits, f"cache must be a list of {many}, one for each layer", AttrError, "gen_cache() makes it")
+        for i, layer in enumerate(self.layers):
+            if caches is None:
+                x = layer(x, *memory, **masks)
+            else:
+                x, new = layer(x, *memory, **masks, cache=caches[i])
+                kept.append(new)
+        x = x if self.norm is None else self.norm(x)
+        return x if caches is None else (x, kept)
+
+    def _caches(self, given: Variable) -> list[Any]:
+        """What each layer makes of `given`: an encoder's input, or what a decoder attends to."""
+        layers: list[Any] = list(self.layers)
+        return [layer.gen_cache(given) for layer in layers]
+
+
+class TransformerEncoder(_Stack):
     """`num_layers` encoder layers one after the other, then `norm` where one is given.
 
     encoder_layer  the first one; the others are made with the same arguments and have parameters of their own
@@ -135,29 +171,19 @@ class TransformerEncoder(Layer):
 
     @whole
     def __init__(self, encoder_layer: Any, num_layers: int, norm: Any = None) -> None:
-        super().__init__()
-        self.layers, self.num_layers, self.norm = _stack(encoder_layer, num_layers), num_layers, norm
+        super().__init__(encoder_layer, num_layers, norm)
 
     @whole
     def forward(self, src: Variable, src_mask: Variable | None = None, cache: list[Any] | None = None) -> Any:
         """The result [B, S, d_model], with a list of caches also those for the next call."""
-        out, kept = src, []
-        for layer, own in zip(self.layers, _caches(self, cache), strict=True):
-            given = {} if cache is None else {"cache": own}
-            out = layer(out, src_mask=src_mask, **given)
-            if cache is not None:
-                out, new = out
-                kept.append(new)
-        out = out if self.norm is None else self.norm(out)
-        return out if cache is None else (out, kept)
+        return self._through(src, cache, src_mask=src_mask)
 
     def gen_cache(self, src: Variable) -> list[Any]:
         """An empty cache of each layer for the batch of src."""
-        layers: list[Any] = list(self.layers)
-        return [layer.gen_cache(src) for layer in layers]
+        return self._caches(src)
 
 
-class TransformerDecoder(Layer):
+class TransformerDecoder(_Stack):
     """`num_layers` decoder layers one after the other, then `norm` where one is given.
 
     decoder_layer  the first one; the others are made with the same arguments and have parameters of their own
@@ -165,8 +191,7 @@ class TransformerDecoder(Layer):
 
     @whole
     def __init__(self, decoder_layer: Any, num_layers: int, norm: Any = None) -> None:
-        super().__init__()
-        self.layers, self.num_layers, self.norm = _stack(decoder_layer, num_layers), num_layers, norm
+        super().__init__(decoder_layer, num_layers, norm)
 
     @whole
     def forward(
@@ -174,19 +199,11 @@ class TransformerDecoder(Layer):
         cache: list[Any] | None = None,
     ) -> Any:  # fmt: skip
         """The result [B, St, d_model], with a list of caches also those for the next call."""
-        out, kept = tgt, []
-        for layer, own in zip(self.layers, _caches(self, cache), strict=True):
-            out = layer(out, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, cache=own)
-            if cache is not None:
-                out, new = out
-                kept.append(new)
-        out = out if self.norm is None else self.norm(out)
-        return out if cache is None else (out, kept)
+        return self._through(tgt, cache, memory, tgt_mask=tgt_mask, memory_mask=memory_mask)
 
     def gen_cache(self, memory: Variable, do_zip: bool = False) -> list[Any]:
         """The pair of caches of each layer; with do_zip all first ones, then all second ones."""
-        layers: list[Any] = list(self.layers)
-        caches = [layer.gen_cache(memory) for layer in layers]
+        caches = self._caches(memory)
         return list(zip(*caches, strict=True)) if do_zip else caches
 
 
@@ -268,28 +285,6 @@ def _for_both(name: str, attr: Any) -> tuple[Any, Any]:
     require(1 <= len(attr) <= 3, f"{name} is a list of {len(attr)}, not of 1, 2 or 3", AttrError)
     middle = attr[1] if len(attr) == 3 else attr[0]
     return [attr[0], attr[-1]], [attr[0], middle, attr[-1]]
-
-
-def _stack(layer: Any, number: int) -> LayerList:
-    """A layer and others that are made with the same arguments."""
-    fits = isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number > 0
-    require(fits, f"num_layers must be a positive int, is {number!r}", AttrError)
-    require(isinstance(layer, Layer), f"a stack is made of a Layer, not of {layer!r}", AttrError)
-    config: Any = getattr(layer, "_config", None)
-    require(
-        number == 1 or isinstance(config, dict), f"{type(layer).__name__} does not say with which arguments it was"
-        " made, so there can be no second one", AttrError, "set self._config to a dict of them in its __init__",
-    )  # fmt: skip
-    return LayerList([layer, *(type(layer)(**config) for _ in range(number - 1))])
-
-
-def _caches(stack: Any, caches: Any) -> list[Any]:
-    """A cache for each layer, None where there is none."""
-    if caches is None:
-        return [None] * len(stack.layers)
-    fits = isinstance(caches, (list, tuple)) and len(caches) == len(stack.layers)
-    require(fits, f"cache must be a list of {len(stack.layers)}, one for each layer", AttrError, "gen_cache() makes it")
-    return list(caches)
 
 
 __all__ = [

@@ -57,7 +57,7 @@ class Function:
 
     @property
     def operator(self) -> str:
-        """The type of operator that it stands for: `gelu` of `gelu` and `gelu.2`."""
+        """The type of operator that it stands for: `tanh` of `tanh` and `tanh.2`."""
         return self.name.partition(".")[0]
 
     def same_as(self, other: Function) -> bool:

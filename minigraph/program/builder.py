@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import MinigraphError, ProgramError, require
 from minigraph.opdef import get_op
 from minigraph.types import TensorType
 
@@ -121,7 +121,12 @@ def whole(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         startup = default_startup_program().global_block()
-        with builder_of(*args, *kwargs.values()).block.whole(), startup.whole():
+        try:
+            block = builder_of(*args, *kwargs.values()).block
+        except MinigraphError as problem:  # an operand of a block that is closed: the call is not that of builder_of
+            problem.call = run.__qualname__.removesuffix(".__init__")
+            raise
+        with block.whole(), startup.whole():
             return function(*args, **kwargs)
 
     return run

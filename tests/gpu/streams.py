@@ -18,6 +18,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.gpu.capture import Case, same, trace
 from tests.gpu.check import Check
+from tests.support.in_threads import in_threads
 
 SIZE, ROUNDS, CYCLES = 1 << 16, 12, 4_000_000  # a kernel that does nothing for 2 ms: what does not wait for it shows
 SPIN = 'extern "C" __global__ void spin(long long n) { for (long long s = clock64(); clock64() - s < n;); }'
@@ -94,23 +95,15 @@ def _in_turns() -> bool:
 
 def callers_in_threads() -> None:
     """Each with a stream of its own, of one executor and scope."""
-    sums, problems = Sums(), list[BaseException]()
+    sums = Sums()
 
     def work(caller: AbstractContextManager[Any]) -> None:
-        try:
-            with caller:
-                x = sums.cupy.zeros(SIZE, np.float32)
-                for i in range(ROUNDS):
-                    sums.run(x, i % 5 + 1)
-        except BaseException as problem:  # a thread's own is not shown
-            problems.append(problem)
+        with caller:
+            x = sums.cupy.zeros(SIZE, np.float32)
+            for i in range(ROUNDS):
+                sums.run(x, i % 5 + 1)
 
-    threads = [threading.Thread(target=work, args=(c,)) for c in (*sums.callers(), sums.cupy.cuda.Stream.ptds)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not problems, problems
+    in_threads(work, (*sums.callers(), sums.cupy.cuda.Stream.ptds))
     assert sums.right()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,13 @@ def test_a_peer_that_is_not_installed_is_said_in_one_line(bench, monkeypatch, ca
     with pytest.raises(SystemExit, match=r"cannot run: no_such_framework is not installed: pip install no_such_fra"):
         run(monkeypatch, f"{name} --peers torch")
     assert capfd.readouterr() == ("", "") and not bench.runs
+
+
+def test_the_list_has_programs_of_their_own(capsys):
+    command.listed()
+    shown = capsys.readouterr().out
+    assert "python -m bench.kills            A training that saves after each step is killed" in shown
+    assert "bench.harness" not in shown and "bench.__main__" not in shown
 
 
 def test_a_reader_of_the_list_may_stop_early():
@@ -179,8 +187,9 @@ def test_a_run_of_some_rows_takes_their_place_on_the_same_card_only(monkeypatch,
 @pytest.mark.parametrize(
     ("name", "table"),
     [
-        ("gpu_linear_cross_entropy", gpu_linear_cross_entropy.table), ("gpu_optimizers", gpu_optimizers.report_table),
-        ("gpu_paged", gpu_paged.report_table), ("gpu_gemm", gpu_timing.table),
+        ("gpu_linear_cross_entropy", gpu_linear_cross_entropy.table), ("gpu_gemm", gpu_timing.table),
+        ("gpu_optimizers", partial(gpu_report.table_of, lines_of=gpu_optimizers.lines_of)),
+        ("gpu_paged", partial(gpu_report.table_of, lines_of=gpu_paged.lines_of)),
     ],
 )  # fmt: skip
 def test_the_table_of_a_bench_shows_every_row_of_its_results(name, table):

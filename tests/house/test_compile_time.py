@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 import minigraph as mg
+from bench.compile_time import WIDTH, network
 from minigraph.compiler import CompiledProgram
 from minigraph.program import Program
 from minigraph.program.builder import Builder
@@ -15,24 +16,10 @@ from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, float32
 from tests.support.counted_work import check_proportion, lines
 
-WIDTH = 8
 SMALL, LARGE = 200, 1000  # operators
 MOST = 1500  # lines for an operator
 MOST_FOR_A_TENSOR = 1300  # that AdamW updates
 FEED = {"x": TensorType((4, WIDTH), float32)}
-
-
-def network(operators: int):
-    main = Program(f"{operators} operators")
-    with mg.static.program_guard(main, Program()), mg.base.unique_name.guard():
-        h = before = mg.static.data("x", [None, WIDTH])
-        for i in range(operators // 9):
-            h = mg.nn.functional.relu(mg.nn.Linear(WIDTH, WIDTH)(h))
-            if i % 2:
-                h = before = h + before
-        loss = mg.mean(h)
-        mg.optimizer.Momentum(0.1).minimize(loss)
-    return main, loss
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,21 @@ def test_prose_is_not_wide(page):
     assert wide == []
 
 
+def test_files_of_figures_that_pages_name_are_there():
+    named = {name for page in pages() for name in re.findall(r"`((?:\w+/)*\w+\.json)`", prose(page))}
+    assert len(named) > 40
+    tops = (ROOT, ROOT / "bench" / "results")
+    assert [name for name in named if not any((top / name).exists() for top in tops)] == []
+
+
+def test_the_changelog_says_each_thing_once():
+    for version in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        kinds = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert kinds == [kind for kind in ("Added", "Changed", "Deprecated", "Removed", "Fixed") if kind in kinds]
+        changes = re.findall(r"^- .+$", version, re.MULTILINE)
+        assert len(changes) == len(set(changes))
+
+
 def test_readme_is_two_screens():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 

@@ -22,9 +22,10 @@ pytestmark = pytest.mark.skipif(
 )  # their children import them, nothing here does
 
 
-def test_the_readme_prints_what_it_says(tmp_path):
+@pytest.mark.parametrize("page", ["README.md", "docs/check_nan_inf.md", "docs/kernels.md"])
+def test_a_page_prints_what_it_says(page, tmp_path):
     """In a new Python. Times aside: they are another machine's. `...` stands for lines that are left out."""
-    code, said = (next(b.code for b in blocks("README.md") if b.language == name) for name in ("python", "text"))
+    code, said = (next(b.code for b in blocks(page) if b.language == name) for name in ("python", "text"))
     (tmp_path / "train.py").write_text(code)
     result = subprocess.run(
         [sys.executable, "-W", "error", "train.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},

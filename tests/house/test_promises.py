@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import minigraph as paddle
 from minigraph import static
 from minigraph.kernels import host_memory
 from minigraph.runtime import executor
+from tests.support.in_threads import in_threads
 
 
 class Mlp:
@@ -255,14 +255,6 @@ def test_two_executors_share_a_scope() -> None:
     assert taken == [alone.run(net.main, net.feed, [net.loss], scope=twin)[0].item() for _ in range(4)]
 
 
-def in_two_threads(work: Any) -> None:
-    threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def larger(net: Mlp, factor: float = 1.0) -> dict[str, np.ndarray]:
     return {"x": net.feed["x"].repeat(50, axis=0) * np.float32(factor), "y": net.feed["y"].repeat(50, axis=0)}
 
@@ -279,7 +271,7 @@ def test_threads_may_share_an_executor() -> None:
             (got,) = exe.run(net.test, feeds[i], [net.logits], scope=scope)
             wrong.extend([i] * (not np.array_equal(got, expected[i])))
 
-    in_two_threads(work)
+    in_threads(work, (0, 1))
     assert not wrong
 
 
@@ -289,7 +281,7 @@ def test_threads_may_share_a_scope() -> None:
     for s in (scope, alone):
         executors[0].run(net.startup, scope=s)
     feed = larger(net)
-    in_two_threads(lambda i: [executors[i].run(net.main, feed, scope=scope) for _ in range(50)])
+    in_threads(lambda i: [executors[i].run(net.main, feed, scope=scope) for _ in range(50)], (0, 1))
     for _ in range(100):
         executors[0].run(net.main, feed, scope=alone)
     assert all((alone.read(name) == scope.read(name)).all() for name in alone.list_names())

@@ -25,6 +25,7 @@ from minigraph.kernels.updates import elements, slots_of, update_of
 from minigraph.opdef import OPS
 from minigraph.program.builder import Builder
 from tests.support.grades import graded
+from tests.support.in_threads import in_threads
 
 UPDATES = (*updates.PLAIN, "squared_l2_norm")
 CORES = 1, 2, 5
@@ -636,11 +637,7 @@ def test_several_callers_at_once(monkeypatch, two_threads):
         for _ in range(50):
             parallel.for_blocks(640, 64, mark)
 
-    threads = [threading.Thread(target=call, args=(seen,)) for seen in sums]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(call, sums)
     assert all((seen == 50).all() for seen in sums)
 
 
@@ -653,11 +650,7 @@ def test_machine_code_of_several_callers_at_once(compiled, monkeypatch):
         for _ in range(30):
             OPS["sgd"].cpu_kernel(p, np.ones_like(p), np.array([1.0]), out=(p,))
 
-    threads = [threading.Thread(target=call, args=(p,)) for p in arrays]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(call, arrays)
     assert all((p == -30).all() for p in arrays)
 
 

@@ -17,6 +17,7 @@ from minigraph.runtime.parallel import connections
 from minigraph.runtime.parallel.connections import ConnectedGroup
 from minigraph.runtime.parallel.meeting import MeetingPoint
 from tests.support.connected import ended, free_port, started
+from tests.support.in_threads import in_threads
 from tests.support.parallel_training import trained
 
 
@@ -29,20 +30,14 @@ def meeting(monkeypatch):
 
 def together(work, meeting, ranks=3, timeout=20.0, size=None):
     """What `work` gives on each rank: each is a thread with connections of its own; errors are results."""
-    found = [None] * ranks
 
     def run(rank):
         try:
-            found[rank] = work(ConnectedGroup(meeting, rank, size or ranks, timeout))
+            return work(ConnectedGroup(meeting, rank, size or ranks, timeout))
         except Exception as problem:
-            found[rank] = problem
+            return problem
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    return in_threads(run, range(ranks))
 
 
 def test_collectives_are_those_of_a_group(meeting):
@@ -138,12 +133,7 @@ def test_two_processes_of_one_number_are_an_error(meeting):
         except MinigraphError as problem:
             return problem
 
-    found = []
-    threads = [threading.Thread(target=lambda r=r: found.append(run(r))) for r in (0, 1, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(run, (0, 1, 1))
     assert all("two processes say that they are rank 1" in str(e) for e in found), found
 
 

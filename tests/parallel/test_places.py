@@ -13,6 +13,7 @@ from minigraph import static
 from minigraph.errors import FeedError, MinigraphError, PlaceError, ProgramError
 from minigraph.kernels.groups import ALONE, RankError, acting, present
 from minigraph.runtime.parallel.threads import Meeting
+from tests.support.in_threads import in_threads
 from tests.support.parallel_training import batch, net, trained
 
 SCALE = static.BuildStrategy.GradientScaleStrategy
@@ -206,21 +207,16 @@ class Version:
 
 def on_ranks(size, body, timeout=60.0):
     """What `body(group)` returns or raises on each rank."""
-    meeting, found = Meeting(size, timeout), [None] * size
+    meeting = Meeting(size, timeout)
 
     def rank(group):
         try:
-            found[group.rank] = body(group)
+            return body(group)
         except MinigraphError as problem:
-            found[group.rank] = problem
             meeting.fail(group.rank, problem)
+            return problem
 
-    threads = [threading.Thread(target=rank, args=(group,)) for group in meeting.ranks()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    return in_threads(rank, meeting.ranks())
 
 
 @pytest.mark.parametrize("rows", [3, 5003])

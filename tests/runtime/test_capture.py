@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from minigraph.runtime.cuda import plan as plan_cuda
 from minigraph.runtime.executor import Executor
 from tests.gpu.capture import COLUMNS, Case, same, trace
 from tests.support import gpu_stub
+from tests.support.in_threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("stub")
 
@@ -484,14 +484,9 @@ def test_plans_of_one_executor_share_their_arena(stub):
 def test_threads_that_share_an_executor_and_a_scope_run_one_after_the_other(stub):
     case, exe, scope = Case(), gpu(), case_scope()
     other = [Case() for _ in range(2)]
-    threads = [
-        threading.Thread(target=lambda c=c: [exe.run(c.program, c.feed(0), [c.total], scope=scope) for _ in range(10)])
-        for c in (case, case, *other)
-    ]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(
+        lambda c: [exe.run(c.program, c.feed(0), [c.total], scope=scope) for _ in range(10)], (case, case, *other)
+    )
     assert [scope.steps[c.program.origin] for c in (case, *other)] == [20, 10, 10]
 
 
@@ -571,18 +566,13 @@ def test_a_number_that_is_none_fills_nothing(stub):
 def test_executors_of_several_threads_do_not_mix_their_work(stub):
     """Each with a scope of its own, on one GPU: what they compute is what each computes alone."""
     one = Case()
-    alone, found = trace(one, one.program, gpu(), one.scope(), 6), {}
+    alone = trace(one, one.program, gpu(), one.scope(), 6)
 
-    def work(name):
+    def work(_):
         case = Case()
-        found[name] = trace(case, case.program, gpu(), case.scope(), 6)
+        return trace(case, case.program, gpu(), case.scope(), 6)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert all(same(found[n], alone) for n in range(4))
+    assert all(same(found, alone) for found in in_threads(work, range(4)))
 
 
 def test_what_depends_on_shapes_only_is_computed_once(stub):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from minigraph.static import CompiledProgram, Program, data, gradients, program_
 from minigraph.static.nn import case, cond, switch_case, while_loop
 from tests.support import control_cases
 from tests.support.control_cases import X
+from tests.support.in_threads import in_threads
 
 CASES = control_cases.cases()
 RECORDED: dict[str, Any] = json.loads(
@@ -295,6 +295,9 @@ def test_a_value_from_inside_is_refused_outside():
     for use in (lambda: kept[0] + 1.0, lambda: mg.concat([x, kept[0]]), lambda: x + kept[0]):
         with pytest.raises(ProgramError, match=r"cond_0.true.* used outside of it"):
             use()
+    for name, use in {"exp": mg.exp, "mean": mg.mean, "reshape": lambda v: mg.reshape(v, [6])}.items():
+        with pytest.raises(ProgramError, match=rf"\] {name}: a variable of cond_0.true is used outside of it"):
+            use(kept[0])
     with pytest.raises(FetchError, match="is not in program main"):
         run(main(), {"x": X}, [kept[0].name])
     with pytest.raises(FetchError, match="fetch target"):
@@ -588,24 +591,15 @@ def test_nan_inside_a_block_is_found_and_nothing_changes():
 
 
 def test_two_threads_build_branches_of_their_own():
-
-
-    texts = []
-
-    def build():
+    def build(_):
         program = Program("threads")
         with unique_name.guard(), program_guard(program, Program()):
             x = data("x", [2, 3], "float64")
             for _ in range(20):
                 x = cond(positive(x), lambda x=x: x * 2.0, lambda x=x: x + 1.0)
-        texts.append(str(program))
+        return str(program)
 
-    threads = [threading.Thread(target=build) for _ in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert len(set(texts)) == 1
+    assert len(set(in_threads(build, range(3)))) == 1
 
 
 TEXT = """program main

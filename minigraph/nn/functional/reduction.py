@@ -55,7 +55,7 @@ def with_reduction(each: Callable[P, Variable]) -> Callable[P, Variable]:
 
 
 def same_shapes(call: str, **operands: Variable) -> None:
-    """Refuse operands whose known sizes differ; a loss never broadcasts them in silence."""
+    """Refuse operands whose known sizes differ, for losses that do not broadcast them."""
     (first, x), *others = operands.items()
     for name, y in others:
         sizes = zip(x.shape, y.shape, strict=False)

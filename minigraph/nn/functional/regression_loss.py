@@ -25,13 +25,13 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
 
 @with_reduction
 def mse_loss(input: Variable, label: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
-    """The mean (or sum, or each) of (input - label)^2."""
+    """The mean (or sum, or each) of (input - label)^2. The operands broadcast, as in Paddle."""
     return square_error_cost(input, label)
 
 
 @with_reduction
 def l1_loss(input: Variable, label: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
-    """The mean (or sum, or each) of |input - label|."""
+    """The mean (or sum, or each) of |input - label|. The operands broadcast, as in Paddle."""
     return abs(input - label)
 
 

@@ -231,5 +231,5 @@ def _check_state(layer: Layer, path: str, value: Any, known: Mapping[str, Variab
 
 
 def _snake_case(name: str) -> str:
-    """LayerNorm -> layer_norm, GELU -> gelu, BatchNorm1D -> batch_norm1d, as Paddle names layers."""
+    """BatchNorm1D -> batch_norm1d, GLU -> glu, as Paddle names layers."""
     return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()

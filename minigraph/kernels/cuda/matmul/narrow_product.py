@@ -1,10 +1,10 @@
 """Products with a matrix of at most 16 columns, such as a classifier's last layer: kernels of our own.
 
 One of them also does what would be a launch before or after the product: bias, relu, the mask, the bias gradient.
-On an H200, 256 rows x 1024 x 10 in TF32, they take 3.5, 2.7 and 3.1 us (forward, dX with relu's mask, dW with db), the
-first two with a cross entropy between them 4.5 as one launch (joined_head.py); cuBLASLt with its epilogues takes 10.0
-and 7.0, its product for dX alone 4.1. Where columns are a multiple of 8, or rows are thousands, cuBLASLt is faster, but
-for weight gradients. See narrow_product.cu.
+On an H200, 256 rows x 1024 x 10 in TF32, autotune timed 3.2, 2.5 and 3.0 us for them (forward, dX with relu's mask, dW
+with db), 9.8 and 7.4 for cuBLASLt with its epilogues, 4.0 for its product for dX and a kernel. The first two with a
+cross entropy between them are 5.1 as one launch, joined_head.py (bench/results/gpu_steps.json). Where columns are a
+multiple of 8, or rows are thousands, cuBLASLt is faster, but for weight gradients. See narrow_product.cu.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def preferred(binder: Binder, product: Product) -> bool:
 
 
 def bind(binder: Binder, product: Product) -> None:
-    """Record the kernel, and behind it what it does not do itself: gelu, and relu with its mask."""
+    """Record the kernel, and behind it what it does not do itself: other activations, and relu's mask."""
     m, n, k = product.shape
     a, b, out, around, way = product.a, product.b, product.out, product.epilogue, _way(product)
     if way == "input gradient":
