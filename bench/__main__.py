@@ -31,7 +31,7 @@ from . import (
     mlp_cpu,
     optimizer_cpu,
 )
-from .harness import Bench, compare, not_installed
+from .harness import CpuBench, compare, not_installed
 
 BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
@@ -108,7 +108,7 @@ def main() -> int:
         peers = [p for p in bench.peers if p in wanted]
         if absent := not_installed(peers):
             raise SystemExit(f"{bench.name} cannot run: {absent}")
-        if not isinstance(bench, Bench):
+        if not isinstance(bench, CpuBench):
             bench.run(peers, options.rounds, command, options.only)
         else:
             compare(bench, peers, options.rounds, options.steps, options.threads, command, options.file)

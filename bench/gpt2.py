@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .gpu_steps import Row
+from .gpu_steps import StepRow
 
 WORDS = 50304  # GPT-2's 50,257, up to the next multiple of 128
 BLOCK = 1024
@@ -86,8 +86,8 @@ def values_of(network: Network, seed: int = 2) -> list[np.ndarray]:
 
 
 @dataclass(frozen=True)
-class GptRow(Row):
-    """A Row whose parameters are made once, and `packed` for the peers.
+class GptRow(StepRow):
+    """A StepRow whose parameters are made once, and `packed` for the peers.
 
     texts  numbers of a text of which batches are cut at random places, `steps` of them; random numbers for None
     """

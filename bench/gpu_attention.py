@@ -54,7 +54,7 @@ JOBS = Job(False), Job(True), Job(True, alone=True)
 
 
 @dataclass(frozen=True)
-class Row:
+class AttentionRow:
     """Self-attention of [B, H, S, D]; `few`: three turns at most, no other kernels of ours, no 16-bit peers.
 
     local   only blocks of BLOCK queries and keys are seen that are so many blocks from the diagonal at most; 0: all
@@ -101,22 +101,26 @@ class Row:
 
 
 ROWS = (
-    Row("float32", (256, 1, 1024, 32)), Row("float32", (32, 1, 1024, 32)), Row("float32", (32, 1, 4096, 32)),
-    Row("float32", (8, 8, 2048, 64)), Row("float32", (1, 1, 1024, 32)), Row("float32", (1, 1, 4096, 32)),
-    Row("bfloat16", (4, 16, 4096, 64)), Row("bfloat16", (4, 16, 4096, 64), True),
-    Row("bfloat16", (4, 16, 4096, 128)), Row("bfloat16", (4, 16, 4096, 128), True),
-    Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (2, 16, 16384, 128), True),
-    Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (1, 4, 4096, 64)), Row("bfloat16", (2, 8, 4096, 256)),
-    Row("bfloat16", (2, 8, 4096, 256), True),
-    Row("float16", (4, 16, 4096, 64)), Row("float16", (4, 16, 4096, 64), True), Row("float16", (4, 16, 4096, 128)),
-    Row("float16", (4, 16, 4096, 128), True), Row("float16", (2, 16, 16384, 128), True),
-    *(Row(dtype, (4, 16, 4096, 64), local=local) for dtype in ("bfloat16", "float32") for local in (1, 4)),
-    Row("bfloat16", (1, 16, 16384, 128), local=4),
+    AttentionRow("float32", (256, 1, 1024, 32)), AttentionRow("float32", (32, 1, 1024, 32)),
+    AttentionRow("float32", (32, 1, 4096, 32)),
+    AttentionRow("float32", (8, 8, 2048, 64)), AttentionRow("float32", (1, 1, 1024, 32)),
+    AttentionRow("float32", (1, 1, 4096, 32)),
+    AttentionRow("bfloat16", (4, 16, 4096, 64)), AttentionRow("bfloat16", (4, 16, 4096, 64), True),
+    AttentionRow("bfloat16", (4, 16, 4096, 128)), AttentionRow("bfloat16", (4, 16, 4096, 128), True),
+    AttentionRow("bfloat16", (2, 16, 16384, 128)), AttentionRow("bfloat16", (2, 16, 16384, 128), True),
+    AttentionRow("bfloat16", (4, 16, 1024, 64)), AttentionRow("bfloat16", (1, 4, 4096, 64)),
+    AttentionRow("bfloat16", (2, 8, 4096, 256)),
+    AttentionRow("bfloat16", (2, 8, 4096, 256), True),
+    AttentionRow("float16", (4, 16, 4096, 64)), AttentionRow("float16", (4, 16, 4096, 64), True),
+    AttentionRow("float16", (4, 16, 4096, 128)),
+    AttentionRow("float16", (4, 16, 4096, 128), True), AttentionRow("float16", (2, 16, 16384, 128), True),
+    *(AttentionRow(dtype, (4, 16, 4096, 64), local=local) for dtype in ("bfloat16", "float32") for local in (1, 4)),
+    AttentionRow("bfloat16", (1, 16, 16384, 128), local=4),
 )  # fmt: skip
 GRID = tuple(
-    Row("float32", (b, 1, m, k), few=True)
+    AttentionRow("float32", (b, 1, m, k), few=True)
     for k in (16, 32) for b in (1, 8, 32, 256) for m in (127, 128, 512, 513, 1023, 1024)
-    if Row("float32", (b, 1, m, k)) not in ROWS
+    if AttentionRow("float32", (b, 1, m, k)) not in ROWS
 )  # fmt: skip
 
 
@@ -143,7 +147,7 @@ class GpuAttention(OnGpu):
         end(report, table, planned_memory=planned_memory(), measured_memory=memory)
 
 
-def measured(gpu: Gpu, torch: Any, row: Row, job: Job, rounds: int) -> dict[str, Any]:
+def measured(gpu: Gpu, torch: Any, row: AttentionRow, job: Job, rounds: int) -> dict[str, Any]:
     """Check all arms of a row, then time them in turns."""
     arrays = {n: gpu.make(Input(row.shape, row.dtype), 7 * i) for i, n in enumerate(("q", "k", "v", "d"))}
     exact = _exact(gpu, arrays, row, job.training)[job.alone :]
@@ -200,7 +204,7 @@ def measured(gpu: Gpu, torch: Any, row: Row, job: Job, rounds: int) -> dict[str,
     }  # fmt: skip
 
 
-def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, job: Job, kernel: str) -> Planned:
+def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: AttentionRow, job: Job, kernel: str) -> Planned:
     """minigraph's arm, by this kernel of the registry, or "auto"; "dense mask" has the table's mask."""
     program, results = program_of(row, job, masked := kernel == "dense mask")
     scope = _scope(gpu, program, arrays)
@@ -214,14 +218,14 @@ def _scope(gpu: Gpu, program: Any, arrays: Mapping[str, Any]) -> Any:
     return scope
 
 
-def _forward_results(gpu: Gpu, arrays: Mapping[str, Any], row: Row) -> dict[str, Any]:
+def _forward_results(gpu: Gpu, arrays: Mapping[str, Any], row: AttentionRow) -> dict[str, Any]:
     """Out and LogSumExp, which backward alone begins with."""
     program, results = program_of(row, Job(False), sums=True)
     out, sums = gpu.plan(program, results).run({}, _scope(gpu, program, arrays), return_numpy=False)
     return {"o": out.view(gpu.mg.types.as_dtype(row.dtype)).copy(), "l": sums.copy()}
 
 
-def program_of(row: Row, job: Job, masked: bool = False, sums: bool = False) -> tuple[Any, tuple[str, ...]]:
+def program_of(row: AttentionRow, job: Job, masked: bool = False, sums: bool = False) -> tuple[Any, tuple[str, ...]]:
     """A program of minigraph and the names of its results.
 
     masked  a local row has its mask instead of its table
@@ -253,7 +257,7 @@ def planned_memory() -> list[dict[str, Any]]:
     """MiB of our forward + backward as counted above, for sequences up to 65,536, on an H200 that need not be there."""
     bound, found = importlib.import_module("minigraph.runtime.cuda.bind"), []
     for size in LENGTHS:
-        row = Row("bfloat16", (4, 16, size, 128))
+        row = AttentionRow("bfloat16", (4, 16, size, 128))
         program, results = program_of(row, Job(True))
         peak = bound.bind_program(program, {}, results).arena_bytes / 2**20
         beside = {"beside_gradients_MiB": peak - 3 * row.one, "scratch_MiB": peak - row.results(Job(True))}
@@ -265,7 +269,7 @@ def measured_memory(gpu: Gpu, torch: Any) -> list[dict[str, Any]]:
     """MiB that the driver has less of with our plans at work, and that PyTorch's cuDNN needs, counted as above."""
     found = []
     for size in (LENGTHS[0], *LENGTHS):  # the first time kernels are loaded, too
-        row = Row("bfloat16", (4, 16, size, 128))
+        row = AttentionRow("bfloat16", (4, 16, size, 128))
         arrays = {n: gpu.make(Input(row.shape, row.dtype), 7 * i) for i, n in enumerate("qkvd")}
         gc.collect()  # plans stand in cycles
         gpu.release(torch)
@@ -284,7 +288,7 @@ def measured_memory(gpu: Gpu, torch: Any) -> list[dict[str, Any]]:
     return found[1:]
 
 
-def _last_errors(gpu: Gpu, arrays: Mapping[str, Any], planned: Planned, row: Row) -> dict[str, float]:
+def _last_errors(gpu: Gpu, arrays: Mapping[str, Any], planned: Planned, row: AttentionRow) -> dict[str, float]:
     """Relative errors of Out and the gradient of Q in the last queries of the last head."""
     q, d = (gpu.wide(arrays[n][-1, -1, -LAST:]) for n in "qd")
     k, v = (gpu.wide(arrays[n][-1, -1]) for n in "kv")
@@ -302,7 +306,7 @@ def _last_errors(gpu: Gpu, arrays: Mapping[str, Any], planned: Planned, row: Row
     return found
 
 
-def _torch_arm(gpu: Gpu, torch: Any, arrays: Mapping[str, Any], row: Row, job: Job, backend: str) -> Any:
+def _torch_arm(gpu: Gpu, torch: Any, arrays: Mapping[str, Any], row: AttentionRow, job: Job, backend: str) -> Any:
     """(call, results of the first call, MiB that it allocated)"""
     attention = importlib.import_module("torch.nn.attention")
     tensors = gpu.tensors(torch, {n: arrays[n] for n in "qkvd"})
@@ -331,7 +335,7 @@ def _torch_arm(gpu: Gpu, torch: Any, arrays: Mapping[str, Any], row: Row, job: J
     return call, [gpu.cupy.from_dlpack(r.view(torch.int16) if r.element_size() == 2 else r) for r in whole_ones], peak
 
 
-def _exact(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool) -> list[Any]:
+def _exact(gpu: Gpu, arrays: Mapping[str, Any], row: AttentionRow, training: bool) -> list[Any]:
     """Results of the last head of the last batch in float64."""
     cupy = gpu.cupy
     q, k, v, d = (gpu.wide(arrays[n][-1, -1]) for n in ("q", "k", "v", "d"))
@@ -354,7 +358,7 @@ def _exact(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool) -> lis
 
 
 def _errors(
-    gpu: Gpu, results: Sequence[Any], exact: Sequence[Any], row: Row, job: Job, check: bool = True
+    gpu: Gpu, results: Sequence[Any], exact: Sequence[Any], row: AttentionRow, job: Job, check: bool = True
 ) -> dict[str, float]:
     """Relative errors by norm, and the largest absolute one; refused where ours are not small."""
     found: dict[str, float] = {}

@@ -23,7 +23,7 @@ from typing import Any
 from minigraph.cuda import device_count
 
 from .gpt2 import Network, row
-from .gpu_steps import MLP, Row, linears, mlp_batch, mlp_jax, mlp_static, mlp_torch
+from .gpu_steps import MLP, StepRow, linears, mlp_batch, mlp_jax, mlp_static, mlp_torch
 from .gpu_steps_run import ROWS, release
 from .gpu_timing import Gpu
 from .harness import OnGpu, now, versions, write_report
@@ -33,16 +33,16 @@ WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 ASKED = {"gpt2_124m": 0.97, "wide_8192": 0.96, "wide_2048": 0.85}  # efficiency of two GPUs
 
 
-def wide(rows: int) -> Row:
+def wide(rows: int) -> StepRow:
     """The MLP 4 x 4096 of gpu_steps with so many rows."""
     whole = next(r for r in ROWS if "4 x 4096" in r.title and r.dtype == "bfloat16")
     name, title = f"wide_{rows}", f"MLP 4 x 4096, batch {rows} per GPU, bfloat16, AdamW"
     return replace(whole, name=name, title=title, batch=lambda rng: {k: x[:rows] for k, x in whole.batch(rng).items()})
 
 
-def rows(packed: bool = False) -> dict[str, Row]:
+def rows(packed: bool = False) -> dict[str, StepRow]:
     """The rows of the table by name; `packed` as PyTorch's programs take parameters."""
-    small = Row(
+    small = StepRow(
         "mlp", "MLP 784-1024-1024-10, batch 256 per GPU, TF32, AdamW", "float32", linears(MLP), mlp_batch, mlp_static,
         mlp_torch, mlp_jax, trains=True, tolerance=2e-3,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def rows(packed: bool = False) -> dict[str, Row]:
     return {r.name: r for r in (gpt, wide(8192), wide(2048), small)}
 
 
-def batches_of(row: Row, rank: int, ranks: int) -> list[dict[str, Any]]:
+def batches_of(row: StepRow, rank: int, ranks: int) -> list[dict[str, Any]]:
     """Four batches of one rank; no two ranks have the same."""
     return row.batches(4 * ranks)[rank::ranks]
 
@@ -97,7 +97,7 @@ def arms(peers: Sequence[str], gpus: int) -> Iterator[tuple[str, str, int, bool]
         yield f"minigraph {gpus}, Reduce", "minigraph", gpus, True
 
 
-def disagreement(row: Row, found: dict[str, dict[str, Any]], gpus: int) -> str | None:
+def disagreement(row: StepRow, found: dict[str, dict[str, Any]], gpus: int) -> str | None:
     """Which arms of as many GPUs have other losses."""
     for number in {1, gpus}:
         losses = {t: f["losses"] for t, f in found.items() if f"{number}" in t.split()[1] and "losses" in f}

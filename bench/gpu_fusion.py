@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .gpu_kernels import EPSILON, _norm_grad, softmax64
-from .gpu_timing import Case, GpuBench, Input, Rows, Vars
+from .gpu_timing import Case, CaseRows, GpuBench, Input, Vars
 
 BATCH, WIDTH = 8192, 1024
 SCORES = (256, 2, 128, 1024)
@@ -33,7 +33,7 @@ def compiled(torch: Any, function: Callable[..., Any], *tensors: Any) -> Callabl
 
 def chain(
     title: str, dtype: str, inputs: dict[str, Input], program: Callable[[Any, Vars], Sequence[Any]],
-    exact: Callable[[Rows], Sequence[Any]], written: int, torch: Callable[..., Any] | None = None,
+    exact: Callable[[CaseRows], Sequence[Any]], written: int, torch: Callable[..., Any] | None = None,
     jax: Callable[..., Sequence[Any]] | None = None,
 ) -> Case:  # fmt: skip
     """`written` bytes are written, all inputs are read."""
@@ -64,7 +64,7 @@ def pointwise(dtype: str) -> Iterator[Case]:
     def swiglu(g: Any, v: Vars) -> Sequence[Any]:
         return [g.elementwise_mul(g.elementwise_mul(v["x"], g.sigmoid(v["x"])), v["y"])]
 
-    def gated(rows: Rows) -> Sequence[Any]:
+    def gated(rows: CaseRows) -> Sequence[Any]:
         a = rows.of("x")
         return [a / (1 + np.exp(-a)) * rows.of("y")]
 
@@ -77,7 +77,7 @@ def pointwise(dtype: str) -> Iterator[Case]:
         a = g.gelu(g.elementwise_add(v["x"], v["b"]), approximate=True)
         return [g.elementwise_add(g.scale(g.tanh(a), scale=0.5), v["y"])]
 
-    def deep64(rows: Rows) -> Sequence[Any]:
+    def deep64(rows: CaseRows) -> Sequence[Any]:
         z = rows.of("x") + rows.whole("b")
         a = 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
         return [np.tanh(a) * 0.5 + rows.of("y")]
@@ -95,7 +95,7 @@ def normalised(dtype: str) -> Iterator[Case]:
         s = g.elementwise_add(g.elementwise_add(v["x"], v["b"]), v["r"])
         return [g.layer_norm(s, v["scale"], v["bias"])[0], s]
 
-    def residual64(rows: Rows) -> Sequence[Any]:
+    def residual64(rows: CaseRows) -> Sequence[Any]:
         s = rows.of("x") + rows.whole("b") + rows.of("r")
         n = (s - s.mean(-1, keepdims=True)) / np.sqrt(s.var(-1, keepdims=True) + EPSILON)
         return [n * rows.whole("scale") + rows.whole("bias"), s]
@@ -122,7 +122,7 @@ def normalised(dtype: str) -> Iterator[Case]:
         )
         return [g.sum([v["r"], X_grad]), *sums]
 
-    def gradient64(rows: Rows) -> Sequence[Any]:
+    def gradient64(rows: CaseRows) -> Sequence[Any]:
         X_grad, *sums = _norm_grad(rows)
         return [X_grad + rows.device("r"), *sums]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .gpu_gemm import erf_gelu, tanh_gelu, tanh_slope
-from .gpu_timing import Case, GpuBench, Input, Rows, Vars
+from .gpu_timing import Case, CaseRows, GpuBench, Input, Vars
 
 Shape = tuple[int, int, int]  # rows, columns where gelu is, length of the sum
 LARGE = (8192, 4096, 4096)  # the MLP of gpu_steps
@@ -45,7 +45,7 @@ def forward(shape: Shape, dtype: str, approximate: bool) -> Case:
         attrs = {"activation": "gelu", "approximate": approximate, "needs": ["Out", "ReserveSpace"]}
         return list(g.fused_gemm_epilogue(v["x"], v["w"], v["b"], **attrs))
 
-    def exact(rows: Rows) -> Sequence[Any]:
+    def exact(rows: CaseRows) -> Sequence[Any]:
         z = rows.of("x") @ rows.whole("w") + rows.whole("b")
         return [gelu(z, approximate), z]
 
@@ -66,7 +66,7 @@ def input_gradient(shape: Shape, dtype: str, approximate: bool) -> Case:
         attrs = {"activation_grad": "gelu_grad", "approximate": approximate, "needs": ["DX"]}
         return [g.fused_gemm_epilogue_grad(v["d"], v["h"], v["w"], v["z"], **attrs)[0]]
 
-    def exact(rows: Rows) -> Sequence[Any]:
+    def exact(rows: CaseRows) -> Sequence[Any]:
         return [(rows.of("d") @ rows.whole("w").T) * slope(rows.of("z"), approximate)]
 
     def torch(framework: Any, t: Vars) -> Callable[[], Any]:

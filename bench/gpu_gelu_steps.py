@@ -13,7 +13,7 @@ from typing import Any
 
 from .gpu_steps import (
     WIDE,
-    Row,
+    StepRow,
     ffn_batch,
     ffn_jax,
     ffn_static,
@@ -38,20 +38,20 @@ def erf(static: Any, torch: Any, jax: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mlp(kind: str) -> Row:
+def mlp(kind: str) -> StepRow:
     dtype, tolerance, kernel = TYPES[kind]
     halves = dtype == "bfloat16"
-    return Row(
+    return StepRow(
         f"mlp_{kind}", f"MLP 4 x 4096, GELU, batch 8192, {kind}, AdamW", dtype, linears(WIDE), wide_batch,
         **erf(wide_static, wide_torch, wide_jax), trains=True, tolerance=tolerance, flops=11 * 2 * 8192 * 4096**2,
         masters=halves, without=(kernel,), note="the peers have float32 parameters beside" if halves else "",
     )  # fmt: skip
 
 
-def ffn(kind: str, width: int, rows: int) -> Row:
+def ffn(kind: str, width: int, rows: int) -> StepRow:
     dtype, tolerance, kernel = TYPES[kind]
     layers = f"layer norm, {width}-{4 * width}-{width}, GELU, dropout .1, residual"
-    return Row(
+    return StepRow(
         f"ffn_{width}_{kind}", f"{layers}; {rows} x 1024 rows, fwd + bwd, {kind}", dtype, ffn_weights(width),
         partial(ffn_batch, rows=rows, width=width), **erf(ffn_static, ffn_torch, ffn_jax), trains=False,
         tolerance=tolerance, drop=0.1, wrt=("x",), flops=6 * 2 * rows * 1024 * 4 * width**2, without=(kernel,),

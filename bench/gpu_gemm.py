@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .gpu_timing import Case, GpuBench, Input, Rows, Vars
+from .gpu_timing import Case, CaseRows, GpuBench, Input, Vars
 
 M, K, N = 8192, 4096, 4096
 FLOPS = 2 * M * K * N
@@ -89,7 +89,7 @@ def jax_linear(act: str, approximate: bool) -> Callable[..., Sequence[Any]]:
 def forward(
     name: str, formula: Callable[[np.ndarray], np.ndarray], activation: str, peer: Any, **attrs: Any
 ) -> Iterator[Case]:
-    def exact(rows: Rows) -> Sequence[Any]:
+    def exact(rows: CaseRows) -> Sequence[Any]:
         return [formula(rows.of("x") @ rows.whole("w") + rows.whole("b"))]
 
     for keep in [False] if activation == "none" else [False, True]:
@@ -173,7 +173,7 @@ def backwards() -> Iterator[Case]:
     def dx_unfused(g: Any, v: Vars) -> Sequence[Any]:
         return [g.gelu_grad(v["z"], dx_plain(g, v)[0], approximate=True)]
 
-    def dx_exact(rows: Rows) -> Sequence[Any]:
+    def dx_exact(rows: CaseRows) -> Sequence[Any]:
         return [(rows.of("d") @ rows.whole("w").T) * tanh_slope(np, rows.of("z"))]
 
     def dx_torch(torch: Any, t: Vars) -> Callable[[], Any]:
@@ -208,7 +208,7 @@ def backwards() -> Iterator[Case]:
         h = g.matmul(v["d"], v["w"], trans_y=True)
         return [g.matmul_grad(h, v["w"], v["d"], needs=["X_grad"])[0]]
 
-    def dx_relu_exact(rows: Rows) -> Sequence[Any]:
+    def dx_relu_exact(rows: CaseRows) -> Sequence[Any]:
         product = rows.of("d") @ rows.whole("w").T
         return [product * (product + rows.whole("b") > 0)]
 
@@ -240,7 +240,7 @@ def backwards() -> Iterator[Case]:
 
 
 def _on_device(
-    rows: Rows, formula: Callable[[Any, Mapping[str, Any]], Sequence[Any]]
+    rows: CaseRows, formula: Callable[[Any, Mapping[str, Any]], Sequence[Any]]
 ) -> Sequence[Any]:
     """A formula on whole arrays in float64, on the GPU."""
     return formula(rows.gpu.cupy, {name: rows.device(name) for name in rows.arrays})

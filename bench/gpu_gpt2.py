@@ -30,7 +30,7 @@ from .gpt2 import Network, row
 from .gpt2_profile import ceilings, profiled
 from .gpu_report import end as close
 from .gpu_report import headline, put, report_of
-from .gpu_steps_arms import Arm, Jax, Minigraph, Torch, timed
+from .gpu_steps_arms import JaxStepArm, Minigraph, StepArm, Torch, timed
 from .gpu_steps_run import _agree, release
 from .gpu_timing import Gpu
 from .harness import OnGpu, now, summarized, write_report
@@ -42,7 +42,7 @@ SIZES = {
     "gpt2_124m": ("GPT-2 124 M, batch 16 x 1024, bfloat16, AdamW", Network(12, 768, 12, 16)),
     "gpt2_355m": ("GPT-2 355 M, batch 8 x 1024, bfloat16, AdamW", Network(24, 1024, 16, 8)),
 }
-Made = tuple[str, Callable[[], Arm]]
+Made = tuple[str, Callable[[], StepArm]]
 
 
 def arms(name: str, peers: Sequence[str]) -> Iterator[Made]:
@@ -59,7 +59,7 @@ def arms(name: str, peers: Sequence[str]) -> Iterator[Made]:
         for mode in ("compile", "reduce-overhead"):
             yield f"torch {mode}", lambda mode=mode: Torch(other, 0.0, mode, masters=True)
     if "jax" in peers:
-        yield "jax", lambda: Jax(replace(other, dtype="bfloat16"), 0.0, masters=True)
+        yield "jax", lambda: JaxStepArm(replace(other, dtype="bfloat16"), 0.0, masters=True)
 
 
 class LayersSum(Minigraph):
@@ -128,7 +128,7 @@ def measured(
     found: dict[str, Any], name: str, peers: Sequence[str], rounds: int, gpu: Any, end: float, keep: Callable[[], Any]
 ) -> None:  # fmt: skip
     """Fill in one row: losses, times, tokens, peaks, the profile."""
-    network, made = SIZES[name][1], dict[str, Arm]()
+    network, made = SIZES[name][1], dict[str, StepArm]()
     found |= {"failed": {}, "losses": {}, "seconds_until_checked": {}}
     for title, make in arms(name, peers):
         start = time.perf_counter()
@@ -156,7 +156,7 @@ def measured(
         found["profile"] = profiled(own, found["milliseconds"]["minigraph"]["median"], network, ceilings(own, gpu))
 
 
-def times(made: Mapping[str, Arm], rounds: int, network: Network) -> dict[str, Any]:
+def times(made: Mapping[str, StepArm], rounds: int, network: Network) -> dict[str, Any]:
     """Milliseconds of a step with rests and without, and tokens in a second."""
     turns = {}
     for title, arm in made.items():
@@ -198,7 +198,7 @@ def first_steps(peers: Sequence[str], sizes: tuple[int, ...] = (12, 768, 12, 16)
     if "torch" in peers:
         chosen["torch compile"] = ("Torch", "'compile', True", "torch", True, "float32")
     if "jax" in peers:
-        chosen["jax"] = ("Jax", "True", "jax, jax.numpy", True, "bfloat16")
+        chosen["jax"] = ("JaxStepArm", "True", "jax, jax.numpy", True, "bfloat16")
     for title, (arm, options, imports, packed, dtype) in chosen.items():
         with tempfile.TemporaryDirectory() as home:
             caches = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "CUPY_CACHE_DIR"), home)

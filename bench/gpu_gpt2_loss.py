@@ -22,7 +22,7 @@ import numpy as np
 from . import gpu_steps_arms
 from .gpt2 import GptRow, Network, row
 from .gpu_gpt2 import limited
-from .gpu_steps_arms import Arm, Minigraph, Torch
+from .gpu_steps_arms import Minigraph, StepArm, Torch
 from .gpu_steps_run import release
 from .gpu_timing import Gpu
 from .harness import OnGpu, now, versions, write_report
@@ -45,7 +45,7 @@ def text(limit: int = TEXT) -> np.ndarray:
     return np.frombuffer(b"".join(found)[:limit], np.uint8)
 
 
-def arms(peers: Sequence[str]) -> Iterator[tuple[str, Callable[[], Arm]]]:
+def arms(peers: Sequence[str]) -> Iterator[tuple[str, Callable[[], StepArm]]]:
     given = replace(row("loss", "loss", NETWORK), texts=text(), steps=STEPS)
     for dtype in ("float32", "bfloat16", "float16"):
         amp = {} if dtype == "float32" else {"level": "O2", "dtype": dtype}

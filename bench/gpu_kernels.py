@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .gpu_timing import Case, GpuBench, Input, Rows, Vars
+from .gpu_timing import Case, CaseRows, GpuBench, Input, Vars
 
 DTYPES = ("float32", "bfloat16")
 SCORES = ((8192, 32000), (65536, 1024))  # rows, classes
@@ -21,7 +21,7 @@ PLANE = (16384, 8192)
 VOCABULARY, WIDTH, TOKENS = 50304, 1024, 65536
 
 Program = Callable[[Any, Vars], Sequence[Any]]
-Exact = Callable[[Rows], Sequence[Any]]
+Exact = Callable[[CaseRows], Sequence[Any]]
 Peer = Callable[[Any, Vars], Callable[[], Any]]
 Jitted = Callable[..., Sequence[Any]]
 
@@ -114,12 +114,12 @@ def _softmax_grad(y: np.ndarray, d: np.ndarray) -> np.ndarray:
     return y * (d - (y * d).sum(-1, keepdims=True))
 
 
-def _cross_entropy(rows: Rows) -> Sequence[Any]:
+def _cross_entropy(rows: CaseRows) -> Sequence[Any]:
     x, label = rows.of("x"), rows.of("label")
     return [softmax64(x), -log_softmax64(x)[np.arange(len(x)), label][:, None]]
 
 
-def _cross_entropy_grad(rows: Rows) -> Sequence[Any]:
+def _cross_entropy_grad(rows: CaseRows) -> Sequence[Any]:
     y, label = rows.of("y"), rows.of("label")
     y[np.arange(len(y)), label] -= 1
     return [y * rows.of("d")]
@@ -178,7 +178,7 @@ def _normalized(x: np.ndarray) -> np.ndarray:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPSILON)
 
 
-def _norm_grad(rows: Rows) -> Sequence[Any]:
+def _norm_grad(rows: CaseRows) -> Sequence[Any]:
     """With the given mean, and a variance of 0 everywhere: the formula does not ask where they come from."""
     n = (rows.device("x") - rows.device("mean")[:, None]) / math.sqrt(EPSILON)
     d = rows.device("d")
@@ -223,7 +223,7 @@ def gathers(dtype: str) -> Iterator[Case]:
         jax=lambda jax, ids, w: [w.at[ids].get(mode="promise_in_bounds")],
     )  # fmt: skip
 
-    def exact(rows: Rows) -> Sequence[Any]:
+    def exact(rows: CaseRows) -> Sequence[Any]:
         own, d = rows.whole("ids"), rows.whole("d")
         return [np.stack([d[own == row].sum(0) for row in rows.picked])]
 

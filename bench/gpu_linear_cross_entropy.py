@@ -38,7 +38,7 @@ MEMORY_ROWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 MIB = 2**20
 
 
-class Head(NamedTuple):
+class LastLayer(NamedTuple):
     """Sizes of a case, and the chunks that are timed besides the default."""
 
     classes: int
@@ -56,13 +56,14 @@ class Head(NamedTuple):
 
 
 HEADS = (
-    Head(131072, 4096, 8192, (256, 1024, 4096, 8192)), Head(128256, 4096, 1024), Head(128256, 4096, 4096, (4096,)),
+    LastLayer(131072, 4096, 8192, (256, 1024, 4096, 8192)),
+    LastLayer(128256, 4096, 1024), LastLayer(128256, 4096, 4096, (4096,)),
 )  # fmt: skip
-STEP = Head(131072, 4096, 2048)
+STEP = LastLayer(131072, 4096, 2048)
 STEP_TOLERANCE = 1e-5  # of ||found - exact|| / ||exact||, where nothing is rounded to 16 bits
 
 
-class Arm(NamedTuple):
+class LastLayerArm(NamedTuple):
     """What is timed: a launch, its results for the check, and its memory in bytes."""
 
     launch: Callable[[], Any]
@@ -70,7 +71,7 @@ class Arm(NamedTuple):
     nbytes: int
 
 
-def inputs(head: Head) -> dict[str, Input]:
+def inputs(head: LastLayer) -> dict[str, Input]:
     return {
         "x": Input((head.rows, head.inner), "bfloat16"),
         "w": Input((head.classes, head.inner), "bfloat16", scale=head.inner**-0.5),
@@ -100,7 +101,7 @@ def written(mg: Any, v: dict[str, Any]) -> Sequence[Any]:
 
 def arm(
     gpu: Gpu, arrays: dict[str, Any], kind: str, chunk_bytes: int | None = None, tuned: bool = False, **attrs: Any
-) -> Arm:
+) -> LastLayerArm:
     """A bound program on these arrays."""
     mg = gpu.mg
     program, outputs = _program(gpu, {n: (a.shape, a.dtype) for n, a in arrays.items()}, kind, chunk_bytes, **attrs)
@@ -114,7 +115,7 @@ def arm(
         gpu.runtime.stream.synchronize()
         return fetched
 
-    return Arm(partial(run_all, plan), results, _beyond(plan.bound))
+    return LastLayerArm(partial(run_all, plan), results, _beyond(plan.bound))
 
 
 def _program(gpu: Gpu, types: dict[str, Any], kind: str, chunk_bytes: int | None, **attrs: Any) -> Any:
@@ -140,7 +141,7 @@ def _beyond(bound: Any) -> int:
     return bound.arena_bytes - sum(b.nbytes for b in fetched if id(b) in placed)
 
 
-def planned_memory(gpu: Gpu, head: Head) -> dict[str, float]:
+def planned_memory(gpu: Gpu, head: LastLayer) -> dict[str, float]:
     """{rows: MiB beyond inputs, loss and gradients} as the memory plan says; nothing is run."""
     made = {}
     for rows in MEMORY_ROWS:
@@ -153,7 +154,7 @@ def planned_memory(gpu: Gpu, head: Head) -> dict[str, float]:
     return made
 
 
-def measured_memory(gpu: Gpu, torch: Any, head: Head) -> dict[str, float]:
+def measured_memory(gpu: Gpu, torch: Any, head: LastLayer) -> dict[str, float]:
     """{rows: MiB beyond inputs, loss and gradients} that the card has less of while the operator runs once more."""
     made: dict[str, float] = {}
     for rows in (MEMORY_ROWS[0], *MEMORY_ROWS):  # the first one loads kernels
@@ -176,7 +177,7 @@ def measured_memory(gpu: Gpu, torch: Any, head: Head) -> dict[str, float]:
     return made
 
 
-def torch_arm(torch: Any, gpu: Gpu, arrays: dict[str, Any], function: Callable[..., Any]) -> Arm:
+def torch_arm(torch: Any, gpu: Gpu, arrays: dict[str, Any], function: Callable[..., Any]) -> LastLayerArm:
     """Loss and gradients by PyTorch."""
     v = gpu.tensors(torch, arrays)
     x, w = v["x"].detach().requires_grad_(), v["w"].detach().requires_grad_()
@@ -202,7 +203,7 @@ def torch_arm(torch: Any, gpu: Gpu, arrays: dict[str, Any], function: Callable[.
         bits = [t.detach().float() for t in (kept[0], x.grad, w.grad)]
         return [gpu.cupy.from_dlpack(t.contiguous()) for t in bits]
 
-    return Arm(launch, results, beyond)
+    return LastLayerArm(launch, results, beyond)
 
 
 class Exact:
@@ -240,7 +241,7 @@ class Exact:
         return [float(((f - e) ** 2).sum() / (e**2).sum()) ** 0.5 for f, e in zip(found, exact, strict=True)]
 
 
-def timed(gpu: Gpu, arms: dict[str, Arm], rounds: int, torch: Any) -> dict[str, Any]:
+def timed(gpu: Gpu, arms: dict[str, LastLayerArm], rounds: int, torch: Any) -> dict[str, Any]:
     """Milliseconds of every arm, arms in turns; and without any rest between them."""
 
     def once(launch: Callable[[], Any]) -> float:
@@ -258,7 +259,7 @@ def timed(gpu: Gpu, arms: dict[str, Arm], rounds: int, torch: Any) -> dict[str, 
     }
 
 
-def measured(gpu: Gpu, torch: Any, peers: Sequence[str], head: Head, rounds: int) -> dict[str, Any]:
+def measured(gpu: Gpu, torch: Any, peers: Sequence[str], head: LastLayer, rounds: int) -> dict[str, Any]:
     """One row: check every arm, then time all."""
     arrays = {n: gpu.make(wanted, 7 * i) for i, (n, wanted) in enumerate(inputs(head).items())}
     row_bytes = head.classes * 2
@@ -298,7 +299,7 @@ def the_step(gpu: Gpu, rounds: int, torch: Any) -> dict[str, Any]:
     plans = {arm: gpu.plan(step_program(gpu.mg, way, STEP), ()) for arm, way in STEP_ARMS.items()}
     plans["tuned"] = gpu.plan(step_program(gpu.mg, "fast", STEP), (), autotune=True)
     arms = {
-        name: Arm(partial(run_all, plan), partial(plan.run, {}, scope), plan.bound.arena_bytes)
+        name: LastLayerArm(partial(run_all, plan), partial(plan.run, {}, scope), plan.bound.arena_bytes)
         for name, plan in plans.items()
     }
     failed: dict[str, str] = {}
@@ -306,7 +307,7 @@ def the_step(gpu: Gpu, rounds: int, torch: Any) -> dict[str, Any]:
         with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
             for name, run in torch_steps(torch, gpu.tensors(torch, arrays)).items():
                 try:
-                    arms[name] = Arm(run, run, torch_peak(torch, run))
+                    arms[name] = LastLayerArm(run, run, torch_peak(torch, run))
                 except (RuntimeError, TypeError) as problem:  # a PyTorch without this form
                     failed[name] = f"{type(problem).__name__}: {problem}"[:200]
     some = slice(0, CHECKED)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 
-from .gpu_steps import WIDE, Row, linears, wide_batch, wide_jax, wide_static, wide_torch
+from .gpu_steps import WIDE, StepRow, linears, wide_batch, wide_jax, wide_static, wide_torch
 from .gpu_steps_run import GpuSteps
 
 
-def mlp(level: str, dtype: str) -> Row:
-    return Row(
+def mlp(level: str, dtype: str) -> StepRow:
+    return StepRow(
         f"mlp_{level}_{dtype}", f"MLP 4 x 4096, GELU(tanh), batch 8192, {level} {dtype}, AdamW", "float32",
         linears(WIDE), wide_batch, wide_static, wide_torch, wide_jax, trains=True, tolerance=2e-2,
         flops=11 * 2 * 8192 * 4096**2, amp={"level": level, "dtype": dtype},

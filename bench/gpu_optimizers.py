@@ -103,7 +103,7 @@ WRITTEN = (
 )
 
 
-class Update:
+class UpdateArm:
     """minigraph's arm: the updates of all parameters as one program, whose arrays a Scope owns.
 
     on_host   states begin on the host
@@ -156,7 +156,7 @@ class Update:
         return [self.scope.arrays[name] for name in self.params]
 
 
-class WrittenUpdate(Update):
+class WrittenUpdate(UpdateArm):
     """A rule out of elementwise operators: p -= rate * (sign(0.9 m + 0.1 g) + 0.01 p), m = 0.99 m + 0.01 g."""
 
     def _append(self, case: UpdateCase, values: Values) -> None:
@@ -245,11 +245,11 @@ def torch_arms(torch: Any, case: UpdateCase, values: Values, compiled: bool) -> 
             params[-1].grad = torch.from_dlpack(grad).clone()
         optimizer = case.torch(torch, params, **how)
         step = torch.compile(optimizer.step) if name == "torch compiled" else optimizer.step
-        made[name] = _Step(step, params)
+        made[name] = _TorchStep(step, params)
     return made
 
 
-class _Step:
+class _TorchStep:
     """A step of PyTorch, with its parameters."""
 
     def __init__(self, step: Callable[[], Any], params: list[Any]) -> None:
@@ -280,10 +280,10 @@ class OptimizerBench(GpuBench):
 def measured(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool) -> dict[str, Any]:
     """Check all arms after a step, then time them in turns."""
     values = _arrays(gpu.cupy, case.shapes)
-    own: dict[str, Update] = {"fused": Update(gpu, case, values, LEVELS["fused"])}
-    warm = Update(gpu, case, values, LEVELS["fused"]).seconds  # its kernels are loaded
-    own |= {f"fused {mode}": Update(gpu, case, values, LEVELS["fused"], mode) for mode in MODES}
-    own |= {level: Update(gpu, case, values, flag) for level, flag in LEVELS.items() if level != "fused"}
+    own: dict[str, UpdateArm] = {"fused": UpdateArm(gpu, case, values, LEVELS["fused"])}
+    warm = UpdateArm(gpu, case, values, LEVELS["fused"]).seconds  # its kernels are loaded
+    own |= {f"fused {mode}": UpdateArm(gpu, case, values, LEVELS["fused"], mode) for mode in MODES}
+    own |= {level: UpdateArm(gpu, case, values, flag) for level, flag in LEVELS.items() if level != "fused"}
     expected = own["fused"].results()
     for name, arm in own.items():
         if not all(bool((a == b).all()) for a, b in zip(arm.results(), expected, strict=True)):

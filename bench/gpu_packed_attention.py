@@ -89,7 +89,7 @@ def block(dtype: str, spelling: str, train: bool, values: dict[str, np.ndarray])
         return program, [v.name for v in gradients([mg.sum(out * d)], [x, w, wo]) if v is not None]
 
 
-class Arm:
+class PackedArm:
     """Results once, then time of runs that fetch nothing."""
 
     def __init__(self, arm: str, dtype: str, spelling: str, train: bool, values: dict[str, np.ndarray]) -> None:
@@ -163,7 +163,7 @@ def measured(dtype: str, spelling: str, train: bool, peers: Sequence[str], round
     values = numbers(dtype)
     names = [a for a in ARMS if train or a in ("where", "copied")]
     names = [a for a in names if a != "joined" or spelling != "split"]
-    arms = {a: Arm(a, dtype, spelling, train, values) for a in names}
+    arms = {a: PackedArm(a, dtype, spelling, train, values) for a in names}
     results = {a: arm.results for a, arm in arms.items()}
     turns: dict[str, Callable[[], float]] = {a: arm.milliseconds for a, arm in arms.items()}
     if "torch" in peers:

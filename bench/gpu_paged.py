@@ -19,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from .gpu_optimizers import ADAMW, LEVELS, Update, UpdateCase, Values, _adamw, _arrays, gpt2_shapes
+from .gpu_optimizers import (
+    ADAMW,
+    LEVELS,
+    UpdateArm,
+    UpdateCase,
+    Values,
+    _adamw,
+    _arrays,
+    gpt2_shapes,
+)
 from .gpu_report import Row, end, measure, medians, report_of, table_of
 from .gpu_timing import Gpu, GpuBench, turns_of
 from .harness import summarized
@@ -104,9 +113,9 @@ def ballast(gpu: Gpu, spare: int) -> Iterator[None]:
 
 
 class Again:
-    """Another plan for the program and the arrays of an Update."""
+    """Another plan for the program and the arrays of an UpdateArm."""
 
-    def __init__(self, gpu: Gpu, first: Update) -> None:
+    def __init__(self, gpu: Gpu, first: UpdateArm) -> None:
         plans = importlib.import_module("minigraph.runtime.cuda.plan")
         program, options = first.compiled.program_for(()), first.compiled.options
         self.plan, self.scope = plans.CudaPlan(program, {}, (), False, 0, gpu.runtime, False, options), first.scope
@@ -121,10 +130,10 @@ def measured(gpu: Gpu, bus: Bus, case: PagedCase, rounds: int) -> dict[str, Any]
     fused, count = LEVELS["fused"], len(case.shapes)
     distinct: Values = _arrays(gpu.cupy, case.shapes[:1] if case.beyond else case.shapes)
     values = distinct * count if case.beyond else distinct  # all tensors alike: one on the card tells of all
-    card = Update(gpu, case.update(len(distinct)), distinct, fused)
+    card = UpdateArm(gpu, case.update(len(distinct)), distinct, fused)
     expected = card.results() * (count // len(distinct))
     with ballast(gpu, LEFT + case.states if case.beyond else 0):  # parameters and gradients have as many bytes
-        paged = Update(gpu, case.update(), values, fused, "paged", on_host=True)
+        paged = UpdateArm(gpu, case.update(), values, fused, "paged", on_host=True)
         if not all(bool((a == b).all()) for a, b in zip(paged.results(), expected, strict=True)):
             raise ArithmeticError("paged differs from a step on the card")
         free = gpu.cupy.cuda.runtime.memGetInfo()[0]
@@ -136,7 +145,7 @@ def measured(gpu: Gpu, bus: Bus, case: PagedCase, rounds: int) -> dict[str, Any]
             for name, how in WAYS.items():
                 with settings(how):
                     arms |= {name: Again(gpu, paged)}
-            arms |= {"on the card": card, "managed": Update(gpu, case.update(), values, fused, "unified")}
+            arms |= {"on the card": card, "managed": UpdateArm(gpu, case.update(), values, fused, "unified")}
         for arm in arms.values():
             arm()  # the second run is captured
         arms |= bus.arms()

@@ -34,7 +34,7 @@ RATE, DECAY, EPSILON, BETAS = 1e-3, 0.01, 1e-8, (0.9, 0.999)
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRow:
     """One row of the table.
 
     weights     (name, shape) of the parameters in the order in which `static` makes them
@@ -243,24 +243,24 @@ def ffn_weights(width: int = WIDTH) -> list[tuple[str, tuple[int, ...]]]:
 
 
 ROWS = (
-    Row(
+    StepRow(
         "mlp", "MLP 784-1024-1024-10, batch 256, AdamW, TF32", "float32", linears(MLP), mlp_batch, mlp_static,
         mlp_torch, mlp_jax, trains=True, tolerance=2e-3, asked=0.065, flops=2 * 256 * (784 * 2 + 1024 * 3 + 30) * 1024,
     ),
-    Row(
+    StepRow(
         "mlp_4096", "MLP 4 x 4096, GELU(tanh), batch 8192, bfloat16, AdamW", "bfloat16", linears(WIDE), wide_batch,
         wide_static, wide_torch, wide_jax, trains=True, tolerance=2e-2, asked=4.7, flops=11 * 2 * 8192 * 4096**2,
         masters=True, note="minigraph has bfloat16 parameters, the peers float32 ones beside them",
     ),
-    Row(
+    StepRow(
         "fc_bf16", "MultiFCLayer 768, 64 x 128, forward + backward, bfloat16", "bfloat16", FC, fc_batch, fc_static,
         fc_torch, fc_jax, trains=False, tolerance=2e-2, asked=0.30, flops=12 * 2 * 8192 * HIDDEN**2,
     ),
-    Row(
+    StepRow(
         "fc_tf32", "MultiFCLayer 768, 64 x 128, forward + backward, TF32", "float32", FC, fc_batch, fc_static,
         fc_torch, fc_jax, trains=False, tolerance=5e-3, asked=0.45, flops=12 * 2 * 8192 * HIDDEN**2,
     ),
-    Row(
+    StepRow(
         "ffn", "layer norm, 1024-4096-1024, GELU(tanh), dropout .1, residual; 8 x 1024 rows, fwd + bwd, bfloat16",
         "bfloat16", ffn_weights(), ffn_batch, ffn_static, ffn_torch, ffn_jax, trains=False, tolerance=2e-2, drop=0.1,
         wrt=("x",), flops=6 * 2 * 8192 * 4 * WIDTH**2,

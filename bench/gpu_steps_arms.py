@@ -1,4 +1,4 @@
-"""The arms of gpu_steps: minigraph's, PyTorch's and JAX's way to run a Row."""
+"""The arms of gpu_steps: minigraph's, PyTorch's and JAX's way to run a StepRow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import product_kernels
-from .gpu_steps import BETAS, DECAY, EPSILON, RATE, Row
+from .gpu_steps import BETAS, DECAY, EPSILON, RATE, StepRow
 
 ONE_BY_ONE = 8  # steps of tens of launches that fit into the GPU's queue
 
 
-class Arm:
+class StepArm:
     """step() gives work to the GPU, wait() until it is done.
 
     queued  steps that fit into the GPU's queue, so that the host need not wait for it
@@ -50,7 +50,7 @@ class Built(NamedTuple):
     optimizer: Any
 
 
-def built(mg: Any, row: Row, drop: float) -> Built:
+def built(mg: Any, row: StepRow, drop: float) -> Built:
     """A row's programs; needs no GPU."""
     mg.enable_static()
     mg.set_default_dtype(row.dtype)
@@ -82,10 +82,10 @@ def cast(batch: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarr
     return {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in batch.items()}
 
 
-class Minigraph(Arm):
+class Minigraph(StepArm):
     """`flags` for the BuildStrategy, None for a Program as it is."""
 
-    def __init__(self, row: Row, drop: float, flags: dict[str, Any] | None, on_host: bool = False) -> None:
+    def __init__(self, row: StepRow, drop: float, flags: dict[str, Any] | None, on_host: bool = False) -> None:
         mg = self.mg = importlib.import_module("minigraph")
         memory = importlib.import_module("minigraph.runtime.memory")
         self.most_live, self.Life = memory.most_live, memory.Life
@@ -161,7 +161,7 @@ class Minigraph(Arm):
 class Without(Minigraph):
     """minigraph without some of its kernels for products; the plans of `step` and `result` are made without them."""
 
-    def __init__(self, row: Row, drop: float) -> None:
+    def __init__(self, row: StepRow, drop: float) -> None:
         self.names = row.without
         super().__init__(row, drop, {})
 
@@ -174,13 +174,13 @@ class Without(Minigraph):
             return super().result()
 
 
-class Torch(Arm):
+class Torch(StepArm):
     """mode: eager, graph, compile or reduce-overhead; parameters in `dtype`, or float32 with `masters`.
 
     Rows with `amp` run under autocast with float32 parameters, and with a GradScaler where that is float16.
     """
 
-    def __init__(self, row: Row, drop: float, mode: str, masters: bool) -> None:
+    def __init__(self, row: StepRow, drop: float, mode: str, masters: bool) -> None:
         torch = self.torch = importlib.import_module("torch")
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
@@ -289,10 +289,10 @@ class Torch(Arm):
         return [norm(t.grad.double().cpu()) for t in (*self.parameters, *(inputs[n] for n in self.row.wrt))]
 
 
-class Jax(Arm):
+class JaxStepArm(StepArm):
     """jit with donated parameters and states; float32 parameters beside those of `dtype` with `masters`."""
 
-    def __init__(self, row: Row, drop: float, masters: bool) -> None:
+    def __init__(self, row: StepRow, drop: float, masters: bool) -> None:
         jax = self.jax = importlib.import_module("jax")
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if row.dtype == "float32" else None)
         jnp, self.row = jax.numpy, row
@@ -362,7 +362,7 @@ class Jax(Arm):
         return [norm(g.astype("float32")) for g in (*grads, *(inputs[n] for n in self.row.wrt))]
 
 
-def arms(row: Row, peers: list[str], drop: float) -> Iterator[tuple[str, Callable[[], Arm]]]:
+def arms(row: StepRow, peers: list[str], drop: float) -> Iterator[tuple[str, Callable[[], StepArm]]]:
     """(title, how to make it) of every arm; minigraph's captured one first."""
     yield "captured", lambda: Minigraph(row, drop, {})
     yield "autotuned", lambda: Minigraph(row, drop, {"autotune": True})
@@ -378,10 +378,10 @@ def arms(row: Row, peers: list[str], drop: float) -> Iterator[tuple[str, Callabl
         if row.masters:
             yield "torch compile, all bf16", lambda: Torch(row, drop, "compile", masters=False)
     if "jax" in peers and not row.amp:
-        yield "jax", lambda: Jax(row, drop, row.masters)
+        yield "jax", lambda: JaxStepArm(row, drop, row.masters)
 
 
-def timed(arm: Arm, steps: int) -> float:
+def timed(arm: StepArm, steps: int) -> float:
     """Milliseconds per step, behind a few that wake the host and the clocks from a rest."""
     for _ in range(steps // 8):
         arm.step()
@@ -393,7 +393,7 @@ def timed(arm: Arm, steps: int) -> float:
     return (time.perf_counter() - start) / steps * 1e3
 
 
-def host_time(arm: Arm, bursts: int) -> dict[str, float]:
+def host_time(arm: StepArm, bursts: int) -> dict[str, float]:
     """Microseconds that `step` keeps the host, while the GPU's queue has room for all that it is given.
 
     Each burst begins when the GPU has nothing to do, and has `queued` steps. Of all steps of all bursts the

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .gpu_report import headline
-from .gpu_steps import ROWS, Row
-from .gpu_steps_arms import Arm, Minigraph, arms, host_time, timed
+from .gpu_steps import ROWS, StepRow
+from .gpu_steps_arms import Minigraph, StepArm, arms, host_time, timed
 from .gpu_timing import Gpu
 from .harness import OnGpu, now, summarized, versions, write_report
 from .turns import in_turns, without_rest
@@ -34,7 +34,8 @@ class GpuSteps(OnGpu):
     """A bench of whole steps: the rows of one file of results."""
 
     def __init__(
-        self, name: str, title: str, rows: Sequence[Row], cold: bool = False, peers: Sequence[str] = ("torch", "jax")
+        self, name: str, title: str, rows: Sequence[StepRow], cold: bool = False,
+        peers: Sequence[str] = ("torch", "jax"),
     ) -> None:  # fmt: skip
         self.name, self.title, self.rows, self.peers = name, title, rows, tuple(peers)
         self.cold = cold  # whether first steps of new processes are timed, too
@@ -62,12 +63,12 @@ class GpuSteps(OnGpu):
 BENCH = GpuSteps("gpu_steps", "Whole steps, ms; minigraph captured first", ROWS, cold=True)
 
 
-def measured(row: Row, peers: list[str], rounds: int) -> dict[str, Any]:
+def measured(row: StepRow, peers: list[str], rounds: int) -> dict[str, Any]:
     """One row: what every arm computes, its times, its peak, minigraph's profile."""
     found: dict[str, Any] = {"name": row.name, "title": row.title, "asked": row.asked, "note": row.note}
     failed: dict[str, str] = {}
     checked: dict[str, list[float]] = {}
-    made: dict[str, Arm] = {}
+    made: dict[str, StepArm] = {}
     seconds: dict[str, float] = {}
     for title, make in arms(row, peers, 0.0):
         try:
@@ -111,7 +112,7 @@ def _agree(reference: Sequence[float], values: Sequence[float], tolerance: float
     )
 
 
-def _times(made: Mapping[str, Arm], rounds: int) -> dict[str, Any]:
+def _times(made: Mapping[str, StepArm], rounds: int) -> dict[str, Any]:
     turns, steps, bursts = {}, {}, {}
     for title, arm in made.items():
         end = time.perf_counter() + WARM
@@ -219,7 +220,7 @@ def cold_steps(peers: list[str]) -> dict[str, float]:
         wanted["torch compile"] = "Torch", "row, 0.0, 'compile', False", "torch"
         wanted["torch eager"] = "Torch", "row, 0.0, 'eager', False", "torch"
     if "jax" in peers:
-        wanted["jax"] = "Jax", "row, 0.0, False", "jax, jax.numpy"
+        wanted["jax"] = "JaxStepArm", "row, 0.0, False", "jax, jax.numpy"
     found = {}
     for title, (arm, arguments, imports) in wanted.items():
         with tempfile.TemporaryDirectory() as home:

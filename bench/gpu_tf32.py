@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .gpu_timing import Case, GpuBench, Input, Rows, Vars
+from .gpu_timing import Case, CaseRows, GpuBench, Input, Vars
 
 LAYERS = (
     (8192, 768, 768), (8192, 768, 3072), (8192, 3072, 768), (16384, 1024, 1024), (4096, 1024, 1024),
@@ -79,7 +79,7 @@ def weight_gradient(shape: Shape) -> Case:
 def _case(
     title: str, shape: Shape, inputs: Mapping[str, Input], op: Any, plain: Any, exact: Any, torch: Any
 ) -> Case:
-    def results(rows: Rows) -> Sequence[Any]:
+    def results(rows: CaseRows) -> Sequence[Any]:
         return exact(rows.gpu.cupy, {name: rows.device(name) for name in rows.arrays})
 
     def peer(framework: Any, tensors: Vars) -> Callable[[], Any]:

@@ -66,7 +66,7 @@ class Case:
     """One row of the table.
 
     programs  {arm: (g, variables) -> variables that are its results}; the first arm is the one that is judged
-    exact     results in float64, from a Rows: whole, or those of some rows only, None for what is not compared,
+    exact     results in float64, from CaseRows: whole, or those of some rows only, None for what is not compared,
               nor is what comes after the last one; the first input has a row for each row of the results
     torch     (torch, tensors) -> a function that launches the same work in PyTorch
     compared  the numbers of the exact results that this function returns, in its order; others of it are not compared
@@ -83,7 +83,7 @@ class Case:
     title: str
     inputs: Mapping[str, Input]
     programs: Mapping[str, Callable[[Any, Vars], Sequence[Any]]]
-    exact: Callable[[Rows], Sequence[Any]]
+    exact: Callable[[CaseRows], Sequence[Any]]
     torch: Callable[[Any, Vars], Callable[[], Any]] | None = None
     nbytes: int = 0
     flops: int = 0
@@ -98,7 +98,7 @@ class Case:
     compared: tuple[int, ...] = ()
 
 
-class Rows:
+class CaseRows:
     """Some rows of the arrays on the host, in float64; what `exact` computes with."""
 
     def __init__(self, gpu: Gpu, arrays: Vars, count: int) -> None:
@@ -326,7 +326,7 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
     runs: dict[str, int] = {}  # in a graph; 0 where there is none
     errors: dict[str, float] = {}
     remarks: dict[str, list[str]] = {}
-    exact: tuple[Rows, Sequence[Any]] | None = None
+    exact: tuple[CaseRows, Sequence[Any]] | None = None
     for number in range(sets):
         arrays = {
             name: gpu.make(wanted, number + 7 * i)
@@ -376,13 +376,13 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
     }  # fmt: skip
 
 
-def _exact(gpu: Gpu, case: Case, arrays: Vars) -> tuple[Rows, Sequence[Any]]:
+def _exact(gpu: Gpu, case: Case, arrays: Vars) -> tuple[CaseRows, Sequence[Any]]:
     """The exact results, and of which rows they are."""
-    rows = Rows(gpu, arrays, next(iter(case.inputs.values())).shape[0])
+    rows = CaseRows(gpu, arrays, next(iter(case.inputs.values())).shape[0])
     return rows, case.exact(rows)
 
 
-def _checked(gpu: Gpu, case: Case, rows: Rows, wanted: Sequence[Any], results: Sequence[Any], arm: str) -> float:
+def _checked(gpu: Gpu, case: Case, rows: CaseRows, wanted: Sequence[Any], results: Sequence[Any], arm: str) -> float:
     """The largest relative error of the results; refused where it is not small, or not a number."""
     worst = 0.0
     for i, (found, exact) in enumerate(zip(results, wanted, strict=False)):

@@ -34,7 +34,7 @@ WARM_UP = 5  # steps of each arm before the first timed one
 
 
 @dataclass(frozen=True)
-class Arm:
+class ProcessArm:
     """One way to do the same work.
 
     make  () -> (check, step): `check()` returns what must agree between arms, `step()` is timed
@@ -46,12 +46,12 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Bench:
+class CpuBench:
     """Arms to be compared; `agree(reference, other)` says what is wrong, or None."""
 
     name: str
     title: str
-    arms: Mapping[str, Arm]
+    arms: Mapping[str, ProcessArm]
     agree: Callable[[Any, Any], str | None]
 
     @property
@@ -83,7 +83,7 @@ def not_installed(peers: Sequence[str]) -> str | None:
 class Worker:
     """An arm's process."""
 
-    def __init__(self, bench: Bench, arm: str, threads: int) -> None:
+    def __init__(self, bench: CpuBench, arm: str, threads: int) -> None:
         self.arm = arm
         pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         self.process = subprocess.Popen(
@@ -113,7 +113,7 @@ class Worker:
 
 def work(bench_name: str, arm: str) -> None:
     """A worker's loop: answer questions from stdin until it closes."""
-    bench: Bench = importlib.import_module(f"bench.{bench_name}").BENCH
+    bench: CpuBench = importlib.import_module(f"bench.{bench_name}").BENCH
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a framework prints goes to stderr
     check, step = bench.arms[arm].make()
@@ -136,7 +136,7 @@ def _timed(step: Callable[[], Any]) -> float:
 
 
 def compare(
-    bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str, file: str = ""
+    bench: CpuBench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str, file: str = ""
 ) -> None:
     """Run the arms of minigraph and of `peers`, print a table and write bench/results/<its name, or `file`>.json."""
     names = [name for name, arm in bench.arms.items() if arm.peer is None or arm.peer in peers]

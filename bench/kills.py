@@ -32,7 +32,7 @@ LONGEST = 0.1  # seconds until a kill: a few steps and saves
 FILES = ["net.manifest", "net.pdmodel", "net.pdopt", "net.pdparams"]
 
 
-class Training:
+class KilledTraining:
     """A small net with dropout, AdamW and a schedule, in a Scope of its own."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Unkilled:
     """The digest after each step of a training that nobody kills."""
 
     def __init__(self) -> None:
-        self.training = Training()
+        self.training = KilledTraining()
         self.digests = [self.training.digest()]
 
     def after(self, step: int) -> str:
@@ -86,14 +86,14 @@ class Unkilled:
         return self.digests[step]
 
 
-def train_for_ever(training: Training, path: str, report: int) -> None:
+def train_for_ever(training: KilledTraining, path: str, report: int) -> None:
     while True:
         training.step()
         training.save(path)
         os.write_report(report, training.steps.to_bytes(8, "little"))
 
 
-def killed(training: Training, path: str, seconds: float) -> int | None:
+def killed(training: KilledTraining, path: str, seconds: float) -> int | None:
     """Let a child train on, kill it after so many seconds; the last step that it reported."""
     read, write = os.pipe()
     child = os.fork()
@@ -119,7 +119,7 @@ def kill(times: int, seed: int) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(times):
             path = os.path.join(folder, str(turn // 10), "net")
-            training, before = Training(), 0
+            training, before = KilledTraining(), 0
             if os.path.exists(f"{path}.manifest"):
                 training.load(path)
                 before = training.steps
@@ -129,7 +129,7 @@ def kill(times: int, seed: int) -> Counter[str]:
             if last == 0 and "net.manifest" not in there:
                 seen["before the first save was done"] += 1
                 continue
-            found = Training()
+            found = KilledTraining()
             found.load(path)
             if found.steps not in (last, last + 1) or found.digest() != unkilled.after(found.steps):
                 raise SystemExit(f"kill {turn}: step {found.steps} is there after {last}: a state is lost")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .harness import Arm, Bench
+from .harness import CpuBench, ProcessArm
 
 SIZES = (784, 1024, 1024, 10)
 BATCH = 256
@@ -94,14 +94,14 @@ def agree(reference: list[float], other: list[float]) -> str | None:
     return None if worst <= TOLERANCE else f"losses {reference} and {other} differ by {worst:.1e}"
 
 
-BENCH = Bench(
+BENCH = CpuBench(
     "mlp_cpu",
     "MLP 784-1024-1024-10, batch 256, AdamW, float32, one step",
     {
-        "minigraph": Arm(lambda: minigraph_arm(fused=False)),
-        "minigraph fused": Arm(lambda: minigraph_arm(fused=True)),
-        "torch": Arm(lambda: torch_arm(fused_optimizer=False), "torch"),
-        "torch fused AdamW": Arm(lambda: torch_arm(fused_optimizer=True), "torch"),
+        "minigraph": ProcessArm(lambda: minigraph_arm(fused=False)),
+        "minigraph fused": ProcessArm(lambda: minigraph_arm(fused=True)),
+        "torch": ProcessArm(lambda: torch_arm(fused_optimizer=False), "torch"),
+        "torch fused AdamW": ProcessArm(lambda: torch_arm(fused_optimizer=True), "torch"),
     },
     agree,
 )

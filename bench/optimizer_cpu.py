@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .harness import Arm, Bench
+from .harness import CpuBench, ProcessArm
 
 SHAPES = ((784, 1024), (1024,), (1024, 1024), (1024,), (1024, 10), (10,))
 RATE, DECAY, TOLERANCE = 1e-3, 0.01, 1e-6
@@ -77,15 +77,15 @@ def agree(reference: list[float], other: list[float]) -> str | None:
     return None if apart < TOLERANCE else f"parameters differ by {apart:.2g} after one step"
 
 
-BENCH = Bench(
+BENCH = CpuBench(
     "optimizer_cpu", "AdamW over 1.9 million parameters, float32, one step",
     {
-        "fused": Arm(lambda: minigraph_arm("fuse_all_optimizer_ops")),
-        "for-loop": Arm(lambda: minigraph_arm(None)),
-        "foreach": Arm(lambda: minigraph_arm("foreach_optimizer_ops")),
-        "torch fused": Arm(lambda: torch_arm(fused=True), "torch"),
-        "torch foreach": Arm(lambda: torch_arm(foreach=True), "torch"),
-        "torch for-loop": Arm(lambda: torch_arm(foreach=False, fused=False), "torch"),
+        "fused": ProcessArm(lambda: minigraph_arm("fuse_all_optimizer_ops")),
+        "for-loop": ProcessArm(lambda: minigraph_arm(None)),
+        "foreach": ProcessArm(lambda: minigraph_arm("foreach_optimizer_ops")),
+        "torch fused": ProcessArm(lambda: torch_arm(fused=True), "torch"),
+        "torch foreach": ProcessArm(lambda: torch_arm(foreach=True), "torch"),
+        "torch for-loop": ProcessArm(lambda: torch_arm(foreach=False, fused=False), "torch"),
     },
     agree,
 )  # fmt: skip

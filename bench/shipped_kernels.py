@@ -23,7 +23,7 @@ from minigraph.kernels.cuda.record.bindings import nvrtc
 
 from .gpt2 import Network, row
 from .gpu_gpt2 import SIZES
-from .gpu_steps import ROWS, Row
+from .gpu_steps import ROWS, StepRow
 from .gpu_steps_arms import built, cast
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,7 @@ minigraph_kernels = ["*"]
 """
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[StepRow]:
     """README's steps, and the small GPT whose first step is measured."""
     yield from ROWS
     yield row("first", "first", Network(12, 768, 12, 16))
@@ -51,7 +51,7 @@ def rows() -> Iterator[Row]:
         yield row(name, title, network)
 
 
-def ship(one: Row, gpu: str, folder: Path) -> int:
+def ship(one: StepRow, gpu: str, folder: Path) -> int:
     """Write the kernels of a row's step and of its start-up program; how many."""
     made = built(mg, one, one.drop)
     batch = cast(one.batch(np.random.default_rng(0)), mg.types.as_dtype(one.dtype))

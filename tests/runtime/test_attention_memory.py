@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu_attention import JOBS, Job, Row, planned_memory, program_of
+from bench.gpu_attention import JOBS, AttentionRow, Job, planned_memory, program_of
 from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.runtime.cuda.bind import bind_program
 
@@ -25,7 +25,7 @@ def test_memory_is_linear_in_the_sequence_and_at_most_cudnns():
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.title)
 @pytest.mark.parametrize("shape", [(4, 16, 4096, 128), (2, 8, 1024, 64), (3, 5, 777, 40)])
 def test_what_is_counted_is_what_the_plan_has_beside_the_inputs(shape, job, local):
-    row = Row("bfloat16", shape, local=local)
+    row = AttentionRow("bfloat16", shape, local=local)
     program, names = program_of(row, job)
     bound = bind_program(program, {}, names)
     results = {id(owner(bound.buffers[i])): bound.buffers[i].nbytes for i in bound.schedule.fetched}
@@ -37,5 +37,5 @@ def test_what_is_counted_is_what_the_plan_has_beside_the_inputs(shape, job, loca
 
 
 def test_the_gradients_are_three_of_the_four_results():
-    row = Row("float32", (2, 3, 5, 8))
+    row = AttentionRow("float32", (2, 3, 5, 8))
     assert row.results(Job(True)) - 3 * row.one == row.results(Job(False)) == row.one == 2 * 3 * 5 * 8 * 4 / MIB
