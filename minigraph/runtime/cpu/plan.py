@@ -143,8 +143,8 @@ class Plan:
                         self._call(bound.step, lasting[0])
         except BaseException as problem:
             facts.steady = False
-            stored = scope.version != facts.version
-            self.undo.after_failure(number, scope, old, problem, self.program.name, stored)
+            changed = scope.version != facts.version
+            self.undo.after_failure(number, scope, old, problem, self.program.name, changed)
             if isinstance(problem, MemoryError) and number >= 0:  # for a copy that the Scope keeps
                 raise self._failure(self.steps[number].step, problem) from problem
             raise
@@ -260,10 +260,15 @@ class Plan:
         value, array = self.values[index], env[index]
         owned = value.producer >= 0 and value.buffer is None and not value.persistable and value.root == index
         twice = self.fetched.count(index) > 1
-        try:
-            return array if owned and array.base is None and not twice else array.copy()
-        except MemoryError as problem:
-            raise MEMORY(f"out of memory: no room for {value.name}, which is fetched ({problem})") from problem
+        return array if owned and array.base is None and not twice else _copied(array, value.name)
+
+
+def _copied(array: np.ndarray, name: str) -> np.ndarray:
+    """A copy of a fetched value."""
+    try:
+        return array.copy()
+    except MemoryError as problem:
+        raise MEMORY(f"out of memory: no room for {name}, which is fetched ({problem})") from problem
 
 
 def _may_use_threads_of_blas(bound: BoundStep, values: Sequence[Value]) -> bool:
