@@ -154,7 +154,8 @@ def rule_gradients(
     written = {id(v): (new, output) for new in g.emitted for output, vs in new.outputs.items() for v in vs}
     for slot, grads in zip(opdef.inputs, result if isinstance(result, tuple) else (result,), strict=False):
         inputs = op.inputs.get(slot.name, [])
-        grads = grads if isinstance(grads, list) else [grads] * bool(inputs)
+        if not isinstance(grads, list):  # None stands for all inputs of a slot
+            grads = [grads] * (len(inputs) if grads is None else bool(inputs))
         for v, grad in zip(inputs, grads, strict=True):
             if grad is None or not wanted(v):
                 continue

@@ -116,7 +116,7 @@ class Executor(NotPickled):
         scope = scope if scope is not None else global_scope()
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
-        with self._lock, scope.lock:
+        with scope.lock, self._lock:  # in this order: who holds the scope may run a program
             latest = self._latest
             known = latest is not None and latest.serves(program, fetches, prune, scope)
             ready = latest.plan_for(feed) if latest is not None and known else None

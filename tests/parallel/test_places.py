@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 
@@ -12,6 +13,7 @@ import minigraph as mg
 from minigraph import static
 from minigraph.errors import FeedError, MinigraphError, PlaceError, ProgramError
 from minigraph.kernels.groups import ALONE, RankError, acting, present
+from minigraph.runtime.parallel import replicas as replicas_module
 from minigraph.runtime.parallel.threads import Meeting
 from tests.support.in_threads import in_threads
 from tests.support.parallel_training import batch, net, trained
@@ -319,3 +321,35 @@ def test_ranks_that_call_different_things_are_named():
     assert any("rank 0 calls all_reduce float64[2], rank 1 calls all_reduce float64[3]" in str(e) for e in found)
 
 
+
+
+@pytest.mark.parametrize("when", ["before rank 0 begins", "while it waits for the others"])
+def test_no_rank_is_left_behind_by_an_interrupt(when, monkeypatch):
+    """It would hold its Scope, and the next step would wait for it."""
+    main, startup, loss = net()
+    exe, scope = started(startup)
+    program = parallel(main, loss, 3)
+    exe.run(program, feed=batch(0, 6), fetch_list=[loss], scope=scope)
+    replicas = exe._replicas_of(program)
+    meeting, submit, wait, ranks = replicas.meeting, replicas.pool.submit, replicas_module.wait, []
+
+    def submitted(*args):
+        if ranks and when == "before rank 0 begins":
+            raise KeyboardInterrupt
+        ranks.append(submit(*args))
+        return ranks[-1]
+
+    def waited(others, calls=itertools.count()):
+        if when == "while it waits for the others" and next(calls) == 0:
+            raise KeyboardInterrupt
+        return wait(others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replicas.pool, "submit", submitted)
+        patched.setattr(replicas_module, "wait", waited)
+        with pytest.raises(KeyboardInterrupt):
+            exe.run(program, feed=batch(1, 6), fetch_list=[loss], scope=scope)
+    left = [rank for rank in ranks if not rank.done()]
+    meeting.barrier.abort()  # so that none waits for longer than this test
+    assert ranks and left == []
+    exe.run(program, feed=batch(1, 6), fetch_list=[loss], scope=scope)

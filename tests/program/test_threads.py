@@ -200,3 +200,20 @@ def test_threads_without_guards_get_names_that_occur_once():
     with ThreadPoolExecutor(4) as pool:
         found = [name for part in pool.map(lambda _: names(), range(4)) for name in part]
     assert len(set(found)) == len(found) == 8000
+
+
+def test_who_holds_a_scope_may_run_programs_in_it():
+    """A run takes the lock of its scope first: it would else wait for this thread, and this thread for it."""
+    main, scope, exe = static.Program(), static.Scope(), static.Executor()
+    with static.program_guard(main):
+        mg.zeros([1])
+    with scope.lock:
+        other = threading.Thread(target=exe.run, args=(main,), kwargs={"scope": scope})
+        other.start()
+        other.join(0.3)
+        free = exe._lock.acquire(blocking=False)
+        if free:
+            exe.run(main, scope=scope)
+            exe._lock.release()
+    other.join()
+    assert free

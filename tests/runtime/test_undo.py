@@ -296,6 +296,20 @@ def test_what_is_given_to_a_scope_stays_the_givers():
     assert (scope.read("w") == 1).all()
 
 
+@pytest.mark.parametrize("view", [False, True])
+def test_a_state_that_is_fed_is_what_it_was_before_the_run(view: bool):
+    main, scope, exe = static.Program(), static.Scope(), static.Executor()
+    with static.program_guard(main, static.Program()):
+        w, x = mg.create_parameter([4], "float32", name="w"), static.data("x", [4])
+        mg.optimizer.SGD(1.0).minimize(mg.sum(w))
+    for v in main.list_vars():
+        if v.persistable:
+            scope.write(v.name, np.ones(v.shape, v.dtype))
+    for value in (1.0, 0.0, -1.0):
+        fed = scope.arrays["w"][::-1] if view else scope.arrays["w"]
+        assert exe.run(main, {"x": fed}, [x], scope=scope)[0].tolist() == [value] * 4
+
+
 def layouts(values: np.ndarray, folder: Path) -> dict[str, np.ndarray]:
     """The same values in arrays that cannot be written where they lie, or not in one piece, or not by anybody else."""
     fixed = values.copy()

@@ -259,6 +259,20 @@ def test_a_loop_takes_a_longer_piece_in_each_round():
     np.testing.assert_allclose(total, sum(X[0, :i].sum() for i in range(1, 5)), rtol=1e-12)
 
 
+def test_gradients_where_several_numbers_are_fed():
+    main = static.Program()
+    with static.program_guard(main):
+        x, start, end = static.data("x", [4, 6]), static.data("start", [1], "int32"), static.data("end", [1], "int32")
+        x.stop_gradient = False
+        (grad,) = static.gradients(mg.sum(mg.square(x[:, start:end])), x)
+    exe = static.Executor()
+    for a, b in ((0, 2), (1, 6), (3, 3)):
+        feed = {"x": X, "start": np.array([a], "int32"), "end": np.array([b], "int32")}
+        wanted = np.zeros_like(X)
+        wanted[:, a:b] = 2 * X[:, a:b]
+        np.testing.assert_allclose(exe.run(main, feed, [grad])[0], wanted, rtol=0, atol=1e-12)
+
+
 def test_the_sign_of_zero_is_part_of_a_number():
     main = static.Program()
     with static.program_guard(main):

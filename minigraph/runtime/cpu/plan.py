@@ -61,6 +61,13 @@ class ScopeFacts:
     lasting: dict[int, tuple[Callable[[], None], list[tuple[int, np.ndarray]]] | None] = field(default_factory=dict)
     steady: bool = False
 
+    def __post_init__(self) -> None:
+        self.owners = frozenset(id(_owner(array)) for array in self.env if array is not None)
+
+    def fed(self, array: np.ndarray) -> np.ndarray:
+        """A feed; a copy of one that shows an array of the Scope, which a step may write over."""
+        return array.copy() if id(_owner(array)) in self.owners else array
+
 
 class Plan:
     """Steps and buffers of `program` on a CPU for feeds of the given types.
@@ -123,7 +130,7 @@ class Plan:
             self.facts_in[scope] = facts
         env = facts.env.copy()
         for name, index in self.schedule.feeds.items():
-            env[index] = feeds[name]
+            env[index] = facts.fed(feeds[name])
         origin = self.program.origin
         step_number, number, old = scope.steps.get(origin, 0), -1, dict[str, Any]()
         marks = profiling.clock()
@@ -143,8 +150,8 @@ class Plan:
                         self._call(bound.step, lasting[0])
         except BaseException as problem:
             facts.steady = False
-            stored = scope.version != facts.version
-            self.undo.after_failure(number, scope, old, problem, self.program.name, stored)
+            changed = scope.version != facts.version
+            self.undo.after_failure(number, scope, old, problem, self.program.name, changed)
             if isinstance(problem, MemoryError) and number >= 0:  # for a copy that the Scope keeps
                 raise self._failure(self.steps[number].step, problem) from problem
             raise
@@ -260,10 +267,20 @@ class Plan:
         value, array = self.values[index], env[index]
         owned = value.producer >= 0 and value.buffer is None and not value.persistable and value.root == index
         twice = self.fetched.count(index) > 1
-        try:
-            return array if owned and array.base is None and not twice else array.copy()
-        except MemoryError as problem:
-            raise MEMORY(f"out of memory: no room for {value.name}, which is fetched ({problem})") from problem
+        return array if owned and array.base is None and not twice else _copied(array, value.name)
+
+
+def _owner(array: np.ndarray) -> Any:
+    """What owns the memory of an array."""
+    return array if array.base is None else array.base
+
+
+def _copied(array: np.ndarray, name: str) -> np.ndarray:
+    """A copy of a fetched value."""
+    try:
+        return array.copy()
+    except MemoryError as problem:
+        raise MEMORY(f"out of memory: no room for {name}, which is fetched ({problem})") from problem
 
 
 def _may_use_threads_of_blas(bound: BoundStep, values: Sequence[Value]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from typing import Any
 
@@ -120,11 +120,18 @@ class Replicas:
                 raise
 
         assert self.pool is not None
-        others = [self.pool.submit(copy_context().run, rank, number) for number in range(1, self.size)]
-        results, problem = [], None
+        others, results, problem = list[Future[list[Any]]](), list[list[Any]](), None
         try:
+            for number in range(1, self.size):
+                others.append(self.pool.submit(copy_context().run, rank, number))
             results.append(rank(0))
         except BaseException as own:
+            meeting.fail(0, own)  # an interrupt may come before rank 0 begins: the others would wait for it
+            problem = own
+        try:
+            wait(others)
+        except BaseException as own:  # they hold their Scopes until they end
+            wait(others)
             problem = own
         for other in others:
             found = other.exception()
