@@ -54,7 +54,7 @@ CALLS = [
     ("feed", "did you mean 'label'?", lambda w: w.run(labels=1), RUN),
     ("feed", "feed 'fc_0.w_0' is not a data variable", lambda w: w.run(**{"fc_0.w_0": np.ones((4, 5), "f4")}), RUN),
     ("feed", "would have no effect", lambda w: w.run(**{w.hidden.name: np.ones((2, 5), "f4")}), "self.hidden = "),
-    ("feed", "feed is a dict {name: array}, not a list", lambda w: w.exe.run(w.main, [1], [w.loss]), None),
+    ("feed", "feed is a dict {name: array}, not a int", lambda w: w.exe.run(w.main, [1], [w.loss]), None),
     ("feed", "feed 3 is not a data variable", lambda w: w.exe.run(w.main, {3: 1}, [w.loss]), None),
     # values, known when they arrive
     ("kernel", "Label=label: i64[2,1]): label 3 of row 1 is not a class", lambda w: w.run(label=[[0], [3]]), LOSS),

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.paddle.programs import filled
+
 Call = Callable[..., Any]  # of the package and of one variable for each array
 
 
@@ -63,6 +65,30 @@ class Gradients(Case):
     def dtype(self, out: Any) -> str:
         """`float32` of Paddle's VarType.FP32 and of minigraph's type."""
         return "float32" if "32" in str(out.dtype) else "float64"
+
+
+@dataclass(frozen=True)
+class Several(Case):
+    """The results of a call, and the gradients of its float inputs, of the sum of the float results' polynomials.
+
+    With `parameters` also their gradients, with their names.
+    """
+
+    parameters: bool = False
+
+    def __call__(self, paddle: Any) -> Any:
+        inputs = self.inputs(paddle)
+        floats = [v for v, a in zip(inputs, self.arrays, strict=True) if a.dtype.kind == "f"]
+        for v in floats:
+            v.stop_gradient = False
+        made = list(self.call(paddle, *inputs))
+        parts = [paddle.sum(o * (1.5 + k) + o * o * 0.25) for k, o in enumerate(made) if "FP32" in str(o.dtype)
+                 or "float32" in str(o.dtype)]  # fmt: skip
+        total = paddle.add_n(parts)
+        pairs = paddle.static.append_backward(total) if self.parameters else []
+        grads = paddle.static.gradients([total], floats) if not pairs else [f"{v.name}@GRAD" for v in floats]
+        fetched = [*made, *(g for g in grads if g is not None), *(g for _, g in pairs)]
+        return [p.name for p, _ in pairs], filled(paddle).run(feed=self.feed(), fetch_list=fetched)
 
 
 def varied(shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:

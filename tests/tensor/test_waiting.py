@@ -184,6 +184,21 @@ def test_a_rate_of_dropout_that_is_fed(mode, kept, tested):
             np.testing.assert_array_equal(value, ones * tested(rate))
 
 
+def test_gradients_and_references_of_a_test_program_drop_nothing():
+    x, p = static.data("x", [40, 50]), static.data("p", [], "float64")
+    x.stop_gradient = False
+    out = mg.nn.functional.dropout(x, p, mode="downscale_in_infer")
+    test = static.default_main_program().clone(for_test=True)
+    with static.program_guard(test):
+        (slope,) = static.gradients([mg.sum(test.global_block().var(out.name))], [test.global_block().var("x")])
+    ones, rate = np.ones((40, 50)), np.array(0.25)
+    (value,) = static.Executor().run(test, feed={"x": ones, "p": rate}, fetch_list=[slope])
+    np.testing.assert_array_equal(value, ones * 0.75)
+    (op,) = (op for op in test.ops if op.type == "deferred")
+    (value,) = op.opdef.reference([ones], [rate], **op.attrs)
+    np.testing.assert_array_equal(value, ones * 0.75)
+
+
 def test_a_rate_that_is_no_probability_is_refused_in_the_run():
     x, p = static.data("x", [4, 5]), static.data("p", [], "float64")
     out = mg.nn.functional.dropout(x, p)
