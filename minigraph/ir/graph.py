@@ -355,6 +355,11 @@ class Graph(Adjacency):
                         return f"{v.name} is updated in place before"
         return None
 
+    @property
+    def size(self) -> int:
+        """Number of operators; brings them into no order."""
+        return len(self._ops)
+
     def count(self) -> Mapping[str, int]:
         """Number of operators by type."""
         return {op_type: len(ops) for op_type, ops in self._by_type.items() if ops}

@@ -210,7 +210,7 @@ class _Replacement:
     def _inner(self, ops: Sequence[OpNode], kept: Sequence[VarNode]) -> list[VarNode]:
         """The values that only `ops` read and write; refuses where another operator needs one."""
         inside = self.inside
-        inner = [v for op in ops for v in op.after if v not in kept]
+        inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in kept]
         for v in inner:
             pinned = v.pinned
             if pinned is not None:
@@ -226,7 +226,7 @@ class _Replacement:
     def _place(self) -> Rank:
         """The rank of a matched operator at which the replacement can stand."""
         inside = self.own
-        reads = [v for op in self.old for v in op.before if inside.isdisjoint(v.written_by)]
+        reads = [v for op in self.old for v in op.input_vars if inside.isdisjoint(v.written_by)]
         problem = None
         for op in reversed(self.old):
             rank = op.rank
