@@ -203,7 +203,8 @@ class Graph(Adjacency):
 
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
-        version = self.latest[name] = self.latest.get(name, -1) + 1
+        version = self.latest.get(name, -1) + 1
+        self.latest[name] = version
         v = self.vars[name, version] = VarNode(self, name, version, type, source)
         if version:
             v.previous_version = self.vars[name, version - 1]
@@ -354,11 +355,6 @@ class Graph(Adjacency):
                     if writer.rank < rank:
                         return f"{v.name} is updated in place before"
         return None
-
-    @property
-    def size(self) -> int:
-        """Number of operators; brings them into no order."""
-        return len(self._ops)
 
     def count(self) -> Mapping[str, int]:
         """Number of operators by type."""

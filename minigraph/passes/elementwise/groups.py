@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any
@@ -42,31 +42,32 @@ class FusionGroup:
     ops: list[OpNode]
     layout: BodyLayout
     moved: int
-    inside: set[OpNode] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.inside = set(self.ops)
 
     @property
     def role(self) -> str:
         return self.ops[0].role
 
     @cached_property
+    def inside(self) -> set[OpNode]:
+        return set(self.ops)
+
+    @cached_property
     def reads(self) -> list[VarNode]:
         """The values from outside that members read, in the order of their first use."""
-        values, inside = dict[VarNode, None](), self.inside
+        values: dict[VarNode, None] = {}
         for op in self.ops:
             for v in op.input_vars:
-                if v not in values and inside.isdisjoint(v.written_by) and op.reads_values_of(v):
+                if v not in values and v.producer not in self.inside and op.reads_values_of(v):
                     values[v] = None
         return list(values)
 
     @cached_property
     def written(self) -> list[VarNode]:
         """The values that are read outside the group."""
-        inside = self.inside
-        written = (v for op in self.ops for v in op.output_vars)
-        return [v for v in written if not inside.issuperset(v.read_by) or v.pinned is not None]
+        return [
+            v for op in self.ops for v in op.output_vars
+            if v.pinned is not None or any(c not in self.inside for c in v.graph.readers(v))
+        ]  # fmt: skip
 
     @cached_property
     def saved(self) -> int:
@@ -131,7 +132,7 @@ def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
         raise Refused("{} works on {}, {} on {}", a.ops[-1], [*a.layout.shape], b.ops[-1], [*b.layout.shape])
     for op in a.ops if a.layout.shape != layout.shape else b.ops if b.layout.shape != layout.shape else ():
         refuse_unless("random" not in op.opdef.traits, "{} draws for its own shape, which is smaller", op)
-    group = FusionGroup(sorted((*a.ops, *b.ops), key=_rank), layout, a.moved + b.moved)
+    group = FusionGroup(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
     inside = group.inside
     for v in {v: None for op in group.ops for v in op.input_vars} if layout.row is not None else ():
         if not _fits(layout, v, inside):
