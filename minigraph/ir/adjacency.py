@@ -22,18 +22,6 @@ class _Single(dict[Position, Edges]):
         return self[at]
 
 
-class _First(dict[str, Edges]):
-    """The single edge at the first position of a slot."""
-
-    def __init__(self, single: _Single) -> None:
-        super().__init__()
-        self.single = single
-
-    def __missing__(self, slot: str) -> Edges:
-        self[slot] = self.single[slot, 0]
-        return self[slot]
-
-
 class Adjacency:
     """Nodes with edges in both directions: node.before and node.after, {neighbour: {(slot, position): {}}}.
 
@@ -42,7 +30,6 @@ class Adjacency:
 
     def __init__(self) -> None:
         self._single = _Single()
-        self._first = _First(self._single)
 
     def _nodes(self) -> Iterable[Any]:
         """All nodes."""
@@ -61,20 +48,11 @@ class Adjacency:
 
     def _join(self, op: Any) -> None:
         """Add the edges of an operator, which are those of its slots."""
-        first, before, after = self._first, dict[Any, Edges](), dict[Any, Edges]()
-        op.before, op.after = before, after
-        for slot, vs in op.inputs.items():
-            if len(vs) == 1 and (v := vs[0]) not in before:  # as most are
-                v.read_by[op] = before[v] = first[slot]
-                continue
-            for i, v in enumerate(vs):
-                v.read_by[op] = before[v] = self._with(before.get(v), (slot, i))
-        for slot, vs in op.outputs.items():
-            if len(vs) == 1 and (v := vs[0]) not in after:
-                v.written_by[op] = after[v] = first[slot]
-                continue
-            for i, v in enumerate(vs):
-                v.written_by[op] = after[v] = self._with(after.get(v), (slot, i))
+        op.before, op.after = self._edges_of(op.inputs), self._edges_of(op.outputs)
+        for v, edges in op.before.items():
+            v.read_by[op] = edges
+        for v, edges in op.after.items():
+            v.written_by[op] = edges
 
     def _cut(self, op: Any) -> None:
         """Remove all edges of an operator."""
@@ -83,6 +61,18 @@ class Adjacency:
         for v in op.after:
             del v.written_by[op]
         op.before, op.after = {}, {}
+
+    def _edges_of(self, slots: dict[str, list[Any]]) -> dict[Any, Edges]:
+        """The edges between a node and its neighbours by slot."""
+        edges: dict[Any, Edges] = {}
+        for slot, neighbours in slots.items():
+            if len(neighbours) == 1 and (v := neighbours[0]) not in edges:  # as most are
+                edges[v] = self._single[slot, 0]
+                continue
+            for i, v in enumerate(neighbours):
+                at = slot, i
+                edges[v] = self._with(edges.get(v), at)
+        return edges
 
     def _with(self, edges: Edges | None, at: Position) -> Edges:
         """The edges between two nodes and one more."""

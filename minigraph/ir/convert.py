@@ -17,24 +17,27 @@ def to_graph(
 ) -> Graph:
     """The Graph of a program, or of some of its operators; an operator's rank is its position."""
     graph = kind(program.name, (*fetches, *program.fetched), program.vars)
-    current: dict[int, VarNode] = {}  # by ids of Variables
+    current: dict[str, VarNode] = {}
     nodes: dict[int, OpNode] = {}
-    known = current.get
 
-    def given(v: Variable) -> VarNode:
-        node = current[id(v)] = graph.add_var(v.name, v.type, v)
-        node.given = True
+    def read(v: Variable) -> VarNode:
+        name = v.name
+        node = current.get(name)
+        if node is None:
+            node = current[name] = graph.add_var(name, v.type, v)
+            node.given = True
         return node
 
-    def written(v: Variable) -> VarNode:
-        if v.persistable and id(v) not in current:
-            given(v)  # what it held before this run is version 0
-        node = current[id(v)] = graph.add_var(v.name, v.type, v)
+    def write(v: Variable) -> VarNode:
+        if v.persistable:
+            read(v)  # what it held before this run is version 0
+        name = v.name
+        node = current[name] = graph.add_var(name, v.type, v)
         return node
 
     for position, op in enumerate(program.ops if ops is None else ops):
-        inputs = {slot: [known(id(v)) or given(v) for v in vs] for slot, vs in op.inputs.items()}
-        outputs = {slot: [written(v) for v in vs] for slot, vs in op.outputs.items()}
+        inputs = {slot: list(map(read, vs)) for slot, vs in op.inputs.items()}
+        outputs = {slot: list(map(write, vs)) for slot, vs in op.outputs.items()}
         nodes[id(op)] = node = OpNode(
             op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
             forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,

@@ -203,7 +203,8 @@ class Graph(Adjacency):
 
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
-        version = self.latest[name] = self.latest.get(name, -1) + 1
+        version = self.latest.get(name, -1) + 1
+        self.latest[name] = version
         v = self.vars[name, version] = VarNode(self, name, version, type, source)
         if version:
             v.previous_version = self.vars[name, version - 1]

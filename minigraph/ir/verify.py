@@ -51,8 +51,8 @@ def _verify_var(graph: Graph, v: VarNode, after: str) -> None:
 
 
 def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
-    problem, rank = graph.order_problem(op.rank, op.before), op.rank
-    for v in op.after:
+    problem, rank = graph.order_problem(op.rank, op.input_vars), op.rank
+    for v in op.output_vars:
         earlier = v.previous_version
         for writer in earlier.written_by if earlier is not None else ():
             if writer.rank >= rank:

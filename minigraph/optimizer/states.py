@@ -15,7 +15,6 @@ from minigraph.types import TensorType, float32, float64, tensor_type
 from .lr import LRScheduler
 from .settings import check_number
 
-
 Fills = dict[tuple[TensorType, str], Operator]
 """Startup operators by the type and the text of the value with which they fill a variable."""
 

@@ -61,11 +61,14 @@ class Step:
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
+    updating: bool = False  # whether anything stands in `in_place`
     typed: dict[int, list[int]] | None = None
 
     @property
     def updates(self) -> list[tuple[int, int]]:
         """(value written, value whose array it takes over)."""
+        if not self.updating:
+            return []
         slots = zip(self.outputs, self.in_place, strict=True)
         lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
         return [(o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False) if i is not None]
@@ -112,7 +115,7 @@ class Schedule:
         self.advice = None
         if prune and any(op.role == "optimize" for op in ops):
             self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"
-        self.wanted = {*self.fetches, *(name for op in ops for name in op.input_arg_names)}
+        self.wanted = {*self.fetches, *(v.name for op in ops for vs in op.inputs.values() for v in vs)}
         for op in ops:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
@@ -187,6 +190,7 @@ class Schedule:
                 indices.append(index)
                 if persistable:
                     step.stored.append((index, name))
+                step.updating = step.updating or in_place[-1] is not None
             step.written += indices
             step.outputs.append(indices if slot.variadic else indices[0])
             step.in_place.append(in_place if slot.variadic else in_place[0])
@@ -240,6 +244,8 @@ class Schedule:
             elif value.root != i and value.last_use < end:
                 self.steps[max(value.last_use, value.producer)].freed.append(i)
         for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
+            if not step.updating:
+                continue
             step.in_place = [each(slot, partial(self._overwritten, step, position)) for slot in step.in_place]
 
     def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:

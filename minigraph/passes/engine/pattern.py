@@ -13,8 +13,7 @@ in the number of operators: each anchor looks at a few neighbours.
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -112,30 +111,22 @@ class Pattern:
     def root_type(self) -> str:
         return self.root.opdef.type
 
-    def match(self, anchor: OpNode) -> tuple[Iterable[Match], int, Mismatch | None]:
+    def match(self, anchor: OpNode) -> tuple[list[Match], int, Mismatch | None]:
         """(matches, most operators matched, why not more) with the pattern's last operator at `anchor`.
 
-        There is one match for each order of commutative operands that fits; those behind the first are looked for
-        when somebody asks. Where there is none, the matches are an empty list.
+        There is one match for each order of commutative operands that fits.
         """
+        matches: list[Match] = []
         most, reason = 0, None
-        tried = self._tried(anchor)
-        for match, why in tried:
-            if why is None:
-                others = (other for other, no in tried if no is None)
-                return itertools.chain((match,), others), len(match.ops), None
-            if len(match.ops) > most:
-                most, reason = len(match.ops), why
-        return [], most, reason
-
-    def _tried(self, anchor: OpNode) -> Iterator[tuple[Match, Mismatch | None]]:
-        """(match as far as it goes, why it does not fit) for each order of the operands."""
         for order in self.orders:
             match = Match()
             why = self._match_op(self.root, anchor, match, order)
             if why is None:
                 match.kept = [match.bound.get(v) for v in self.kept]
-            yield match, why
+                matches.append(match)
+            elif len(match.ops) > most:
+                most, reason = len(match.ops), why
+        return matches, most, reason
 
     def _match_op(self, pattern: PatternOp, op: OpNode, match: Match, order: Order) -> Mismatch | None:
         """Match an operator and what leads to it; says why it does not fit."""

@@ -28,9 +28,6 @@ from .log import Applied, PassReport, Reason
 from .pattern import Match, Pattern
 
 
-_rank = attrgetter("rank")
-
-
 class Refused(Reason):
     """A rule or the engine says no, and why."""
 
@@ -153,10 +150,9 @@ class _Replacement:
 
     def __init__(self, graph: Graph, rule: Rule, match: Match, pass_name: str) -> None:
         self.graph, self.rule, self.match, self.pass_name = graph, rule, match, pass_name
-        self.old = sorted(match.ops.values(), key=_rank)
+        self.old = sorted(match.ops.values(), key=lambda op: op.rank)
         self.kept = [v for v in match.kept if v is not None]
         self.grads, self.entering = _linked_grads(self.old)
-        self.own, self.inside = {*self.old}, {*self.old, *self.grads}
 
     def run(self) -> Applied:
         """Check, emit, exchange; raises Refused with the graph unchanged."""
@@ -165,7 +161,7 @@ class _Replacement:
         inner = self._inner(self.old, self.kept)
         incoming, outgoing = self._gradients() if self.grads else (None, {})
         inner_grads = self._inner(self.grads, list(outgoing.values()))
-        stand_ins = _stand_ins(self.graph, [*inner, *inner_grads], self.inside, self.kept)
+        stand_ins = _stand_ins(self.graph, [*inner, *inner_grads], {*self.old, *self.grads}, self.kept)
         last = self.old[-1]
         g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
         g.forward, g.replaced = self.old[0].forward, tuple(self.match.kept)
@@ -209,32 +205,27 @@ class _Replacement:
 
     def _inner(self, ops: Sequence[OpNode], kept: Sequence[VarNode]) -> list[VarNode]:
         """The values that only `ops` read and write; refuses where another operator needs one."""
-        inside = self.inside
-        inner = [v for op in ops for v in op.after if v not in kept]
+        inside, outer = {*self.old, *self.grads}, {*kept}
+        inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
         for v in inner:
             pinned = v.pinned
-            if pinned is not None:
-                raise Refused("{} is {}, the fused operator would not produce it", v.name, pinned)
-            if not inside.issuperset(v.read_by):
-                for reader in v.consumers:
-                    if reader not in inside and reader.reads_values_of(v):
-                        raise Refused("{} is also read by {}", v.name, reader)
-            if v.version or v.next_version is not None:
-                raise Refused("{} is updated in place", v.name)
+            refuse_unless(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
+            for reader in v.consumers:
+                if reader not in inside:
+                    refuse_unless(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
+            refuse_unless(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
         return inner
 
     def _place(self) -> Rank:
         """The rank of a matched operator at which the replacement can stand."""
-        inside = self.own
-        reads = [v for op in self.old for v in op.before if inside.isdisjoint(v.written_by)]
+        inside = {*self.old}
+        reads = [v for op in self.old for v in op.input_vars if v.producer not in inside]
         problem = None
         for op in reversed(self.old):
-            rank = op.rank
-            problem = self.graph.order_problem(rank, reads)
-            early = any(c.rank <= rank and c not in inside for v in self.kept for c in v.read_by)
-            if problem is None and not early:
-                return rank
-            readers = [c for v in self.kept for c in v.consumers if c not in inside and c.rank <= rank]
+            problem = self.graph.order_problem(op.rank, reads)
+            readers = [c for v in self.kept for c in v.consumers if c not in inside and c.rank <= op.rank]
+            if problem is None and not readers:
+                return op.rank
             problem = problem or f"{readers[0].label()} reads a result earlier"
         raise Refused(f"the operators cannot be brought together: {problem}")
 
@@ -242,14 +233,13 @@ class _Replacement:
 
     def _gradients(self) -> tuple[dict[VarNode, VarNode], dict[VarNode, VarNode]]:
         """{result: the gradient that comes in for it}, {input of the match: the gradient that goes out for it}."""
-        inside, outgoing = self.own, {}
+        inside, outgoing = {*self.old}, {}
         for op in self.old:
             for grad in op.grads:
-                if grad.grads:
-                    raise Refused("{} is differentiated twice", op)
+                refuse_unless(not grad.grads, "{} is differentiated twice", op)
                 for slot, out in gradient_slots(grad):
                     for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
-                        if not inside.isdisjoint(v.written_by):
+                        if v.producer in inside:
                             continue
                         if v in outgoing:
                             raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
@@ -258,14 +248,14 @@ class _Replacement:
         for v in outgoing:  # its gradient here may stand for one of the two places, the new one for both
             if entering.count(v) != 1:
                 raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
-        known = set[VarNode]().union(*[side for op in self.old for side in (op.before, op.after)])
-        made = set[VarNode]().union(*[grad.after for grad in self.grads])
-        foreign = set[VarNode]().union(*[grad.before for grad in self.grads]) - known - made
+        known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
+        made = {v for grad in self.grads for v in grad.output_vars}
+        foreign = {v for grad in self.grads for v in grad.input_vars} - known - made
         refuse_unless(foreign, "0 gradients flow into {}, wanted one", self.kept[0].name)
         incoming: dict[VarNode, VarNode] = {}
         for gradient in sorted(foreign, key=attrgetter("name")):
             for grad in self.grads:
-                if gradient in grad.before:
+                if any(v is gradient for v in grad.input_vars):
                     result = self._result_of(grad, gradient)
                     refuse_unless(
                         incoming.setdefault(result, gradient) is gradient,
@@ -293,11 +283,11 @@ class _Replacement:
         """The gradients in `outgoing`, by the new operators' gradient rules; incoming: {result: its gradient}."""
         wanted = set(outgoing)
         for op in emitted:
-            if not wanted.isdisjoint(op.before):
-                wanted.update(op.after)
+            if any(v in wanted for v in op.input_vars):
+                wanted.update(op.output_vars)
         grads = dict(incoming)
         for op in reversed(emitted):
-            if grads.keys().isdisjoint(op.after):
+            if not any(v in grads for v in op.output_vars):
                 continue
             refuse_unless(op.opdef.grad_function, "{} has no gradient rule", op.type)
             for slot, vs in op.outputs.items():
@@ -322,7 +312,7 @@ class _Replacement:
             writer, before = a.producer, b.previous_version
             assert writer is not None
             for c in b.read_by:
-                if c.rank <= writer.rank and c not in self.inside:
+                if c.rank <= writer.rank and c not in self.old and c not in self.grads:
                     raise Refused(f"{b.name} is read earlier by {c.label()}")
             for c in (*before.written_by, *before.read_by) if before is not None else ():
                 if c.rank > writer.rank:
@@ -351,13 +341,11 @@ class _Replacement:
 
 
 def _stand_ins(
-    graph: Graph, inner: Sequence[VarNode], inside: set[OpNode], kept: Sequence[VarNode]
+    graph: Graph, inner: Sequence[VarNode], inside: Collection[OpNode], kept: Sequence[VarNode]
 ) -> list[tuple[OpNode, str, int, VarNode]]:  # fmt: skip
     """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
     stand_ins = []
     for v in inner:
-        if inside.issuperset(v.read_by):
-            continue
         for reader in (r for r in v.consumers if r not in inside):
             same = next((k for k in kept if k.type == v.type), None)
             refuse_unless(
@@ -381,10 +369,9 @@ def _alike(new: OpNode, old: OpNode) -> bool:
 def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
     """The grad operators of `ops`, in order; and, apart, the sums that collect gradients from their readers."""
     linked = {g for op in ops for g in op.grads}
-    sums = [g for g in linked if g.type == "sum"]
-    made = {v for g in linked for v in g.after} if sums else set[VarNode]()
-    entering = {g for g in sums if made.isdisjoint(g.before)}
-    return sorted(linked - entering, key=_rank), list(entering)
+    made = {v for g in linked for v in g.output_vars}
+    entering = {g for g in linked if g.type == "sum" and not any(v in made for v in g.input_vars)}
+    return sorted(linked - entering, key=lambda op: op.rank), list(entering)
 
 
 def gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:

@@ -43,6 +43,8 @@ class ValueBuffers:
 
         Not where no kernel has `reported`, nor will one `later`, nor for kernels that look (trait `guarded`) in place.
         """
+        if not step.stored:
+            return False
         read = {id(self.buffers[i]) for i in step.read}
         stored = [
             (i, name) for i, name in step.stored

@@ -18,6 +18,8 @@ from minigraph.runtime.schedule import Schedule
 def lay_pieces(values: ValueBuffers, reports: int) -> None:
     """Let pieces lie in what they are pieces of; `reports` is the last step that may report a fault."""
     schedule = values.schedule
+    if not any(step.op.type == "c_gather_shards" for step in schedule.steps):
+        return
     readers: dict[int, list[int]] = {}  # steps that read a value, or another one that shows it
     for position, step in enumerate(schedule.steps):
         for i in {*step.read, *(schedule.values[i].root for i in step.read)}:

@@ -22,7 +22,16 @@ from minigraph.runtime.cuda.recording import Recorded
 from minigraph.runtime.memory import Life, apart, layout
 
 from .graph_streams import OnStream, assign_streams
-from .order import Touched, Unit, as_late_as_possible, dependencies, greedy, lives, mattering, most_needed
+from .order import (
+    Touched,
+    Unit,
+    as_late_as_possible,
+    dependencies,
+    greedy,
+    lives,
+    mattering,
+    most_needed,
+)
 
 BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
 KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
