@@ -264,6 +264,7 @@ def test_every_function_and_method_is_covered() -> None:
     covered |= {*waiting_programs.CASES}  # tests/paddle
     covered |= {"as_strided", "atleast_1d", "broadcast_shape", "finfo", "iinfo", "is_complex", "is_floating_point",
                 "is_integer", "cholesky", "unfold"}  # test_fitting.py, test_linalg.py
+    covered |= {"nextafter"}  # tests/ops/test_op_values.py
     assert set(mg.tensor.__all__) - covered == set()
     assert set(mg.math_op_patch.FROM_NOTHING) <= {*mg.tensor.__all__, *mg.linalg.__all__}
 
