@@ -281,7 +281,7 @@ def test_a_save_is_that_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert state["a"].tolist() == state["b"].tolist() == [0, 0]
 
 
-def between_two_reads(monkeypatch: pytest.MonkeyPatch, reader: type, step: Callable[[], Any]) -> None:
+def between_two_reads(monkeypatch: pytest.MonkeyPatch, reader: type, step: Callable[[], Any]) -> threading.Thread:
     """Behind the first value that `reader` reads another thread makes a step, or cannot."""
     other, read = threading.Thread(target=step), reader.read  # type: ignore[attr-defined]
 
@@ -293,10 +293,11 @@ def between_two_reads(monkeypatch: pytest.MonkeyPatch, reader: type, step: Calla
         return value
 
     monkeypatch.setattr(reader, "read", followed)
+    return other
 
 
-def two_weights(monkeypatch: pytest.MonkeyPatch, reader: type) -> tuple[static.Program, static.Scope, str]:
-    """A program whose two weights are one until a step that comes behind the first read; its loss."""
+def two_weights(monkeypatch: pytest.MonkeyPatch, reader: type) -> tuple[Any, ...]:
+    """A program whose two weights are one until a step that comes behind the first read; its loss; who makes it."""
     main, scope = static.Program(), static.Scope()
     with static.program_guard(main, static.Program()):
         loss = mg.sum(static.create_parameter([2], name="a")) + mg.sum(static.create_parameter([2], name="b"))
@@ -304,23 +305,25 @@ def two_weights(monkeypatch: pytest.MonkeyPatch, reader: type) -> tuple[static.P
     for v in main.list_vars():
         if v.persistable:
             scope.write(v.name, np.ones(v.shape, v.dtype))
-    between_two_reads(monkeypatch, reader, lambda: static.Executor().run(main, scope=scope))
-    return main, scope, loss.name
+    other = between_two_reads(monkeypatch, reader, lambda: static.Executor().run(main, scope=scope))
+    return main, scope, loss.name, other
 
 
 @pytest.mark.parametrize("filename", [None, "all"])
 def test_files_of_variables_are_those_of_one_step(tmp_path: Path, monkeypatch: Any, filename: str | None) -> None:
-    main, scope, _ = two_weights(monkeypatch, static.Scope)
+    main, scope, _, other = two_weights(monkeypatch, static.Scope)
     with static.scope_guard(scope):
         static.io.save_vars(None, tmp_path, main, filename=filename)
+    other.join()
     files = [mg.load(tmp_path / name) for name in ([filename] if filename else "ab")]
     state = {name: value for file in files for name, value in file.items()}
     assert state["a"].tolist() == state["b"].tolist() == [1, 1]
 
 
 def test_weights_of_a_file_of_onnx_are_those_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    main, scope, loss = two_weights(monkeypatch, Writer)
+    main, scope, loss, other = two_weights(monkeypatch, Writer)
     weights = exported(main, [loss], scope).initializers
+    other.join()
     assert weights["a"].tolist() == weights["b"].tolist() == [1, 1]
 
 

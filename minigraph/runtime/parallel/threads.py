@@ -1,4 +1,4 @@
-"""ThreadGroup: the ranks are threads of this process, which meet at a barrier of the standard library.
+"""ThreadGroup: the ranks are threads of this process, which meet at a barrier.
 
     exchange:  put down the pieces -> all are there -> combine what lies for this rank -> all are through
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,41 @@ import numpy as np
 from minigraph.kernels.groups import Group, Pieces, RankError
 
 TIMEOUT = 60.0  # seconds for which a rank waits for another
+
+
+class Barrier:
+    """Where threads wait until all have come; threading's may keep its lock where Ctrl-C comes at a bad time.
+
+    _gates  locks at which those wait that have come
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.broken = size, False
+        self._lock, self._gates = threading.Lock(), list[Any]()
+
+    def wait(self, timeout: float) -> None:
+        """Return when all have come; a BrokenBarrierError after so many seconds, or when somebody calls `abort`."""
+        gate = threading.Lock()
+        gate.acquire()
+        with self._lock:
+            self._gates.append(gate)
+            if len(self._gates) == self.size and not self.broken:
+                self._open()
+        if self.broken or not gate.acquire(timeout=timeout) or self.broken:
+            self.abort()
+            raise threading.BrokenBarrierError
+
+    def abort(self) -> None:
+        """Nobody waits any longer, now and later."""
+        self.broken = True
+        with self._lock:
+            self._open()
+
+    def _open(self) -> None:
+        while self._gates:
+            with suppress(RuntimeError):  # an interrupt came before it was taken from the list
+                self._gates[-1].release()
+            self._gates.pop()
 
 
 class Meeting:
@@ -27,7 +63,7 @@ class Meeting:
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
         self.size, self.timeout = size, timeout
-        self.barrier = threading.Barrier(size)
+        self.barrier = Barrier(size)
         self.table: list[tuple[str, Pieces]] = [("", ())] * size
         self.came = [0] * size
         self.failed: tuple[int, BaseException] | None = None
