@@ -86,11 +86,10 @@ class Optimizer:
         for key, value in hyper.items():
             setattr(self, key, self.hyper[key](key, value))
         self._auxiliary_vars: dict[str, Any] = {}
-        self._flags: dict[str, Any] = {}  # slots that all updates get, while they are appended
+        self._flags, self._fills = dict[str, Any](), Fills()  # slots of all updates, and of states, while appending
         self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
         self._rates: dict[int, Rate] = {}  # by program id
         self._startup: Block | None = None  # where states are initialised, while updates are appended
-        self._fills: Fills = {}  # by which operators, then
 
     @cached_property
     def _named(self) -> list[tuple[str, str]]:

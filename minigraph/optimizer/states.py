@@ -33,7 +33,7 @@ def persistable(
     what = type, repr(value)  # unlike ==, it tells 0.0 from -0.0 and 1 from True
     known = fills.get(what)
     if known is not None:
-        return own, startup.append_like(known, {"Out": [initial]})
+        return own, startup.add_op(known.like({"Out": [initial]}))
     Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
     fills[what] = startup.ops[-1]
     return own, startup.ops[-1]

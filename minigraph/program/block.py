@@ -174,18 +174,6 @@ class Block(PartOfProgram):
         )  # fmt: skip
         return op, inferred
 
-    def append_like(self, op: Operator, outputs: Slots) -> Operator:
-        """Add an operator like `op` of this Block that writes other variables, of the same types as those of `op`.
-
-        What holds for `op` holds for it: roles, user's line and name scope are the same, and nothing is checked again.
-        """
-        return self.add_op(
-            Operator(
-                self, op.opdef, {slot: list(vs) for slot, vs in op.inputs.items()}, outputs, op.attrs, role=op.role,
-                forward=op.forward, site=op.site, scope_name=op.scope_name,
-            )
-        )  # fmt: skip
-
     def add_op(self, op: Operator) -> Operator:
         """Put a prepared operator at the end."""
         program = self.program

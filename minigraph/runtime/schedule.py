@@ -61,13 +61,12 @@ class Step:
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
-    updating: bool = False  # whether anything stands in `in_place`
     typed: dict[int, list[int]] | None = None
 
     @property
     def updates(self) -> list[tuple[int, int]]:
         """(value written, value whose array it takes over)."""
-        if not self.updating:
+        if self.in_place.count(None) == len(self.in_place):  # as of most steps
             return []
         slots = zip(self.outputs, self.in_place, strict=True)
         lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
@@ -190,7 +189,6 @@ class Schedule:
                 indices.append(index)
                 if persistable:
                     step.stored.append((index, name))
-                step.updating = step.updating or in_place[-1] is not None
             step.written += indices
             step.outputs.append(indices if slot.variadic else indices[0])
             step.in_place.append(in_place if slot.variadic else in_place[0])
@@ -244,9 +242,8 @@ class Schedule:
             elif value.root != i and value.last_use < end:
                 self.steps[max(value.last_use, value.producer)].freed.append(i)
         for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
-            if not step.updating:
-                continue
-            step.in_place = [each(slot, partial(self._overwritten, step, position)) for slot in step.in_place]
+            if step.in_place.count(None) < len(step.in_place):
+                step.in_place = [each(slot, partial(self._overwritten, step, position)) for slot in step.in_place]
 
     def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:
         """Value i if this step, which updates it, may write over its memory."""

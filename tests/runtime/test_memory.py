@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import minigraph as mg
 from minigraph.errors import FeedError, ProgramError
 from minigraph.kernels.cuda.optimizer import update
-from minigraph.kernels.cuda.record.buffer import owner, root_and_offset
+from minigraph.kernels.cuda.record.binder import Binder
+from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
 from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
@@ -130,6 +131,16 @@ def happened_before(made) -> dict[int, set[int]]:
         ended[turn.position] = set().union(*(ended[w] | {w} for w in awaited))
         tails[turn.stream] = turn.position
     return ended
+
+
+def test_blocks_of_an_arena_are_its_members():
+    """Without an arena each buffer is a block of its own."""
+    a, b = Buffer((4,), float32), Buffer((4,), float32)
+    binder, shown = Binder(), a.view((2,))
+    assert [binder.blocks()(x) for x in (shown, b)] == [(a,), (b,)]
+    base = binder.side_by_side([a, b], [0, 256], 272)
+    assert base is not None
+    assert [[*binder.blocks()(x)] for x in (base, base.view((1,)), shown)] == [[a, b], [a, b], [a]]
 
 
 def test_what_frees_memory_runs_first():
