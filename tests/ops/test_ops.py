@@ -24,6 +24,7 @@ LISTS = ("add", "sub", "mul", "div", "max", "sqrt", "abs", "sign", "cast", "wher
          "p_norm", "elementwise")  # fmt: skip
 SHARDS = "c_shards", "c_reduce_shards", "c_gather_shards"
 NO_GRADIENT_RULE = dict.fromkeys(["fused_elementwise", *SHARDS, *(f"foreach_{name}" for name in LISTS)], MADE)
+NO_GRADIENT_RULE["nextafter"] = "its result is a neighbour of what it was given; append_backward refuses it"
 
 
 def is_random(call: Call) -> bool:

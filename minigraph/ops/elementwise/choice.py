@@ -66,10 +66,13 @@ fmax = _extremum("fmax", np.fmax, "larger", ">=", "greater_equal")
 fmin = _extremum("fmin", np.fmin, "smaller", "<=", "less_equal")
 
 
-@op(traits={"elementwise", "nondifferentiable"},
+@op(traits={"elementwise"},
     cuda="sizeof(C) == 4 ? C(nextafterf(float(X), float(Y))) : C(nextafter(double(X), double(Y)))")  # fmt: skip
 def nextafter(X, Y, *, out=None):
-    """The float beside X in the direction of Y, with broadcasting; Y where they are equal, NaN where one is NaN."""
+    """The float beside X in the direction of Y, with broadcasting; Y where they are equal, NaN where one is NaN.
+
+    No gradient flows through it: asking for one is an error.
+    """
     return np.nextafter(X, Y, out=out[0] if out else None)
 
 
