@@ -73,12 +73,11 @@ CASES = (
 )  # fmt: skip
 
 
-def _written(torch: Any, params: Any, **how: Any) -> Any:
-    """The rule of WrittenUpdate, as calls on lists; for PyTorch's compiler, which cannot build these, as a loop."""
-    grads, moments = [p.grad for p in params], [torch.zeros_like(p) for p in params]
+def _written(torch: Any, params: Any, foreach: bool = True, compiled: bool = False) -> Callable[[], None]:
+    """The rule of WrittenUpdate: calls on lists, or a loop; the compiler gets the tensors as arguments."""
 
     @torch.no_grad()
-    def step() -> None:
+    def lists(params: Any, grads: Any, moments: Any) -> None:
         u = torch._foreach_mul(moments, 0.9)
         torch._foreach_add_(u, grads, alpha=0.1)
         torch._foreach_sign_(u)
@@ -88,13 +87,15 @@ def _written(torch: Any, params: Any, **how: Any) -> Any:
         torch._foreach_add_(params, u, alpha=-1e-3)
 
     @torch.no_grad()
-    def loop() -> None:
+    def loop(params: Any, grads: Any, moments: Any) -> None:
         for p, g, m in zip(params, grads, moments, strict=True):
             u = torch.sign(m * 0.9 + g * 0.1) + p * 0.01
             m.copy_(m * 0.99 + g * 0.01)
             p.sub_(u * 1e-3)
 
-    return step if how.get("foreach", True) else loop
+    step, grads, moments = lists if foreach else loop, [p.grad for p in params], [torch.zeros_like(p) for p in params]
+    step = torch.compile(step) if compiled else step
+    return lambda: step(params, grads, moments)
 
 
 WRITTEN = (
@@ -195,8 +196,8 @@ def measured_written(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compil
                     params = [torch.from_dlpack(p).clone() for p, _ in values]
                     for p, (_, grad) in zip(params, values, strict=True):
                         p.grad = torch.from_dlpack(grad).clone()
-                    step = case.torch(torch, params, foreach=name != "torch compiled loop")
-                    step = step if name == "torch foreach" else torch.compile(step)
+                    how = {"foreach": name != "torch compiled loop", "compiled": name != "torch foreach"}
+                    step = case.torch(torch, params, **how)
                     start = time.perf_counter()
                     step()
                     torch.cuda.synchronize()

@@ -45,7 +45,7 @@ def checks() -> Iterator[Check]:
         product = opdef.type in PRODUCTS
         floats = any(c.float_places for c in samples(opdef.type))
         for dtype in DTYPES if floats else DTYPES[:1]:
-            small = dtype in SANITIZED or not floats
+            small = "control" not in opdef.traits and (dtype in SANITIZED or not floats)
             yield Check(
                 f"ops/{opdef.type}/{dtype}", partial(_samples, opdef.type, dtype), product=product
             )

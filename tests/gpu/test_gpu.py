@@ -6,6 +6,7 @@ import pytest
 
 from minigraph import cuda
 from tests.gpu import suite as gpu_suite
+from tests.kernels.test_cuda_compile import NO_GPU_FORM
 
 # without a GPU one of them is skipped and says why for all
 CHECKS = gpu_suite.all_checks() if cuda.is_available() else gpu_suite.all_checks()[:1]
@@ -15,3 +16,9 @@ CHECKS = gpu_suite.all_checks() if cuda.is_available() else gpu_suite.all_checks
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_gpu(check):
     check.run()
+
+
+def test_checks_of_kernels_are_of_operators_that_have_some():
+    named = {check.name.split("/")[1] for check in gpu_suite.all_checks() if check.name.startswith("kernels/")}
+    assert named, "no check"
+    assert not named & NO_GPU_FORM.keys()

@@ -18,6 +18,16 @@ struct Places {
         return tickets[round % 2];
     }
     __device__ __forceinline__ void ticket_read(u32 round) const { barrier_arrive(ticket_empty + 8 * (round % 2)); }
+
+    // The same for a warp that computes: who reads is who says so.
+    __device__ __forceinline__ int warps_ticket(u32 round, int lane) const {
+        int found = 0;
+        if (lane == 0) {
+            found = ticket(round);
+            ticket_read(round);
+        }
+        return __shfl_sync(~0u, found, 0);
+    }
 };
 __device__ __forceinline__ Places prepared() {
     extern __shared__ __align__(1024) unsigned char raw[];
@@ -272,9 +282,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
         };
 #pragma unroll 1
         for (u32 round = 0; STAYS || round == 0; round++) {
-            const int ticket = at.ticket(round);
-            __syncwarp();
-            if (lane == 0) at.ticket_read(round);
+            const int ticket = at.warps_ticket(round, lane);
             if (ticket >= tickets) break;
             const Walk walk = walk_of(ticket);
             const u32 last = done + steps_of(walk) - 1;
