@@ -21,6 +21,7 @@ from . import (
     gpu_gpt2_loss,
     gpu_kernels,
     gpu_linear_cross_entropy,
+    gpu_loader,
     gpu_mixed_precision,
     gpu_mlp_gemm,
     gpu_optimizers,
@@ -38,7 +39,7 @@ BENCHES: dict[str, Any] = {
     for m in (
         mlp_cpu, gpu_gemm, gpu_gelu, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy,
         gpu_optimizers, gpu_paged, gpu_steps_run, gpu_gelu_steps, gpu_mixed_precision, gpu_gpt2, gpu_gpt2_loss,
-        gpu_attention, gpu_packed_attention, gpu_data_parallel, optimizer_cpu,
+        gpu_loader, gpu_attention, gpu_packed_attention, gpu_data_parallel, optimizer_cpu,
     )
 }
 
