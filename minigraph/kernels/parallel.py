@@ -5,17 +5,19 @@ the caller waits for none that has not started. On a busy machine a helper may l
 and the caller waits for it: so each call compares the time that passed with what this thread alone would have
 computed, and after a loss helpers rest for REST times as long.
 
-Linux may wake a helper on the caller's core again and again while another one is idle: then both take turns there.
-Where that shows, a helper leaves this core before it begins. No thread stays bound to a core.
+Linux may wake a helper on the caller's core again and again while another one is idle: then both take turns there. A
+virtual machine does, to which an idle core looks like one that its host took away. Where that shows, helpers are woken
+on other cores. No thread stays bound to a core.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -69,7 +71,7 @@ def for_each(items: Sequence[T], body: Callable[[T], object], cost: Callable[[T]
 
 
 class _Rest:
-    """Until when helpers are not asked, and whether they leave the caller's core then."""
+    """Until when helpers are not asked, and whether they are woken on other cores than the caller's then."""
 
     until = 0.0
     aside = False
@@ -85,38 +87,42 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
     if threads < 2 or (begin := time.perf_counter()) < _Rest.until:
         work(0)
         return
-    aside, _Rest.aside = _Rest.aside, False
-    if aside:
-        work = _elsewhere(work)
-    helpers, own = list[Future[int]](), 0
-    try:
-        _begin(helpers, threads - 1, work)
-        start = time.thread_time()
-        own = work(0)
-        busy = time.thread_time() - start
-    finally:
-        _wait(helpers, lambda: done() == total)
+    aside, helpers, own = _Rest.aside, list[Future[int]](), 0
+    with _elsewhere() if aside else nullcontext():
+        try:
+            _begin(helpers, threads - 1, work)
+            start = time.thread_time()
+            own = work(0)
+            busy = time.thread_time() - start
+        finally:
+            _wait(helpers, lambda: done() == total)
     end = time.perf_counter()
     lost = end - begin - busy * total / own if own else (end - begin) * aside  # a helper had the caller's core
-    _Rest.aside = lost > 0 or not own
+    if lost > 0 or not own:
+        _Rest.aside = not aside  # the other way next time
     if lost > 0:
         _Rest.until = end + min(REST * lost, LONGEST_REST)
 
 
-def _elsewhere(work: Work) -> Work:
-    """`work` that helpers begin on another core than this thread's; they may go back to it at any time."""
-    here = core_of_this_thread()
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Helpers that sleep now wake on other cores than this thread's; behind it they may be anywhere again."""
+    allowed, here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int](), core_of_this_thread()
+    others = allowed - {here}
+    if here is None or not others:
+        yield
+        return
+    try:
+        _allow(others)
+        yield
+    finally:
+        _allow(allowed)
 
-    def moved(k: int) -> int:
-        if k and here is not None:
-            allowed = os.sched_getaffinity(0)
-            if others := allowed - {here}:
-                with suppress(OSError):  # cores that were taken from this process meanwhile
-                    os.sched_setaffinity(0, others)
-                    os.sched_setaffinity(0, allowed)
-        return work(k)
 
-    return moved
+def _allow(cores: set[int]) -> None:
+    for helper in tuple(_threads):
+        with suppress(OSError):  # it ended, or these cores were taken from this process meanwhile
+            os.sched_setaffinity(helper, cores)
 
 
 def _begin(helpers: list[Future[int]], count: int, work: Work) -> None:
@@ -143,15 +149,17 @@ def _wait(helpers: list[Future[int]], finished: Callable[[], bool]) -> None:
 
 
 _executors: list[ThreadPoolExecutor] = []
+_threads: list[int] = []  # the system's numbers of the helpers that have begun
 
 
 def _executor() -> ThreadPoolExecutor:
     """The helpers of this process; threads start when they are first needed."""
     if not _executors:
         most = max(1, (os.cpu_count() or 1) - 1)
-        _executors.append(ThreadPoolExecutor(most, thread_name_prefix="minigraph"))
+        _executors.append(ThreadPoolExecutor(most, "minigraph", lambda: _threads.append(threading.get_native_id())))
     return _executors[0]
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_executors.clear)  # a forked child has no threads but the one that forked
+    # a forked child has no threads but the one that forked
+    os.register_at_fork(after_in_child=lambda: (_executors.clear(), _threads.clear()))

@@ -554,9 +554,15 @@ def test_the_longest_rest_ends(clock, monkeypatch):
 
 @pytest.fixture
 def moves(clock, monkeypatch):
-    """Affinities that are set while the caller is on core 1 of 0 to 2; a helper runs before the caller begins."""
+    """Affinities that are set while the caller is on core 1 of 0 to 2; helper 77 runs before the caller begins."""
     found = []
-    monkeypatch.setattr(parallel, "_begin", lambda helpers, count, work: [work(k) for k in range(1, count + 1)])
+
+    def begin(helpers, count, work):
+        found.append("begins")
+        work(1)
+
+    monkeypatch.setattr(parallel, "_begin", begin)
+    monkeypatch.setattr(parallel, "_threads", [77])
     monkeypatch.setattr(parallel, "core_of_this_thread", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: found.append((thread, cores)), raising=False)
@@ -578,20 +584,62 @@ def taken_by_the_first(seconds):
     return done
 
 
-def test_a_helper_that_leaves_the_caller_nothing_goes_to_another_core_and_is_free_there(moves, monkeypatch):
-    assert taken_by_the_first(1.0) == [1] and moves == []
-    assert taken_by_the_first(1.0) == [1]
-    assert moves == [(0, {0, 2}), (0, {0, 1, 2})], "off the caller's core, then as before"
-    assert taken_by_the_first(1.0) == [1] and len(moves) == 4
+def test_a_helper_that_leaves_the_caller_nothing_is_woken_on_another_core_and_is_free_then(moves, monkeypatch):
+    aside = [(77, {0, 2}), "begins", (77, {0, 1, 2})]  # off the caller's core, then as before
+    assert taken_by_the_first(1.0) == [1] and moves == ["begins"]
+    assert taken_by_the_first(1.0) == [1] and moves == ["begins", *aside]
+    moves.clear()
+    monkeypatch.setattr(parallel._Rest, "aside", True)
     monkeypatch.setattr(parallel, "core_of_this_thread", lambda: None)  # not Linux
-    taken_by_the_first(1.0)
-    assert len(moves) == 4
+    assert taken_by_the_first(1.0) == [1] and moves == ["begins"]
+
+
+def test_helpers_are_woken_on_other_cores_as_long_as_that_pays(moves, monkeypatch):
+    def shared(k):
+        parallel.time.work += k == 0  # a second of this thread's time
+        return 1
+
+    def call(seconds):
+        monkeypatch.setattr(parallel, "_wait", lambda *_: setattr(parallel.time, "wall", parallel.time.wall + seconds))
+        parallel.together(2, shared, 2, lambda: 2)
+        return parallel._Rest.aside
+
+    monkeypatch.setattr(parallel, "REST", 0)
+    assert [call(s) for s in (1.0, 3.0, 1.0, 1.0, 3.0, 1.0)] == [False, True, True, True, False, False]
+    assert moves.count((77, {0, 2})) == moves.count((77, {0, 1, 2})) == 3
+
+
+def test_an_interrupt_leaves_no_helper_bound(moves, monkeypatch):
+    def interrupted(k):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel._Rest, "aside", True)
+    with pytest.raises(KeyboardInterrupt):
+        parallel.together(2, interrupted, 2, lambda: 2)
+    assert moves == [(77, {0, 2}), "begins", (77, {0, 1, 2})]
 
 
 def test_a_helper_that_cannot_leave_the_callers_core_rests(moves, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {1})
     monkeypatch.setattr(parallel, "_wait", lambda *args: setattr(parallel.time, "wall", parallel.time.wall + 0.1))
-    assert [taken_by_the_first(0.0) for _ in range(3)] == [[1], [1], [0]] and moves == []
+    assert [taken_by_the_first(0.0) for _ in range(3)] == [[1], [1], [0]] and moves == ["begins"] * 2
+
+
+def test_helpers_may_be_anywhere_when_they_have_begun(monkeypatch):
+    """The true calls of the system, and threads that end meanwhile."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system has no affinity")
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    parallel._executor().submit(int).result()
+    assert parallel._threads, "no helper has begun"
+    for _ in range(3):
+        monkeypatch.setattr(parallel._Rest, "until", 0.0)
+        monkeypatch.setattr(parallel._Rest, "aside", True)
+        parallel.for_blocks(640, 64, lambda start, stop: None)
+        for thread in parallel._threads:
+            assert os.sched_getaffinity(thread) == os.sched_getaffinity(0)
+    monkeypatch.setattr(parallel, "_threads", [2**22 + 1])  # more than the largest number of a thread
+    parallel._allow({0})
 
 
 def test_no_helper_is_asked_for_where_there_is_one_core(monkeypatch):
