@@ -3,8 +3,8 @@
     pip install mkl onednn-cpu-gomp     whichever is not there is left out
     python -m bench.cpu_products        writes bench/results/cpu_products.json
 
-Each library computes with one thread, as it does under minigraph: `one core` has a product whole, `two cores` two
-threads of ours with half of its columns each. Libraries take turns at each product; medians and best times. All
+Each library computes with one thread, as it does under minigraph: `one core` has a product whole, `two cores` halves of
+its columns, which minigraph's threads share. Libraries take turns at each product; medians and best times. All
 results are compared with float64 first.
 """
 
@@ -16,12 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
+
+from minigraph.kernels import parallel
 
 from .harness import machine, now, write_report
 
@@ -32,6 +33,7 @@ PRODUCTS = {  # rows, summed, columns, and whether the first or the second opera
 }  # fmt: skip
 ROUNDS, TOLERANCE = 25, 1e-4  # relative to the largest element of the product
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112  # of CBLAS
+CORES = "one core", "two cores"
 PACKAGES = {"MKL": "mkl", "oneDNN": "onednn-cpu-gomp"}
 
 Gemm = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
@@ -88,37 +90,33 @@ def operands(rows: int, inner: int, columns: int, first: bool, second: bool) -> 
     return a.T if first else a, b.T if second else b, np.empty((rows, columns), np.float32)
 
 
-def measured(gemm: Gemm, helper: ThreadPoolExecutor | None, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> float:
+def measured(gemm: Gemm, cores: str, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> float:
     """Seconds of one product."""
     half = out.shape[1] // 2
+    parts = (slice(None),) if cores == "one core" else (slice(half), slice(half, None))
     start = time.perf_counter()
-    if helper is None:
-        gemm(a, b, out)
-    else:
-        other = helper.submit(gemm, a, b[:, half:], out[:, half:])
-        gemm(a, b[:, :half], out[:, :half])
-        other.result()
+    parallel.for_each(parts, lambda part: gemm(a, b[:, part], out[:, part]))
     return time.perf_counter() - start
 
 
-def row(name: str, found: dict[str, Gemm], helper: ThreadPoolExecutor) -> dict[str, Any]:
+def row(name: str, found: dict[str, Gemm]) -> dict[str, Any]:
     a, b, out = operands(*PRODUCTS[name])
     expected, times = a.astype(float) @ b.astype(float), {}
     for library, gemm in found.items():
-        for cores, pool in (("one core", None), ("two cores", helper)):
+        for cores in CORES:
             out.fill(np.nan)
-            measured(gemm, pool, a, b, out)
+            measured(gemm, cores, a, b, out)
             worst = np.abs(out - expected).max() / np.abs(expected).max()
             if not worst < TOLERANCE:
                 raise SystemExit(f"{library} computes {name} with an error of {worst:.1e}")
             times[library, cores] = []
     for turn in range(ROUNDS):
         for key in times if turn % 2 else reversed(times):
-            times[key].append(measured(found[key[0]], None if key[1] == "one core" else helper, a, b, out))
+            times[key].append(measured(found[key[0]], key[1], a, b, out))
     flops = 2 * out.size * a.shape[1]
     return {"product": name, "gflop": flops / 1e9, "milliseconds": {
         cores: {library: {"median": round(1e3 * statistics.median(s), 4), "best": round(1e3 * min(s), 4)}
-                for (library, where), s in times.items() if where == cores} for cores in ("one core", "two cores")
+                for (library, where), s in times.items() if where == cores} for cores in CORES
     }}  # fmt: skip
 
 
@@ -131,12 +129,14 @@ def versions(found: dict[str, Gemm]) -> dict[str, str]:
 
 def main() -> None:
     found = libraries()
-    with threadpool_limits(1), ThreadPoolExecutor(1) as helper:
+    parallel.REST = 0
+    helper = parallel._executor()
+    with threadpool_limits(1):
         helper.submit(threadpool_limits, 1).result()  # a library on OpenMP knows one number for each thread
-        rows = [row(name, found, helper) for name in PRODUCTS]
+        rows = [row(name, found) for name in PRODUCTS]
     sums = {
         cores: {library: {which: round(sum(r["milliseconds"][cores][library][which] for r in rows), 3)
-                          for which in ("median", "best")} for library in found} for cores in ("one core", "two cores")
+                          for which in ("median", "best")} for library in found} for cores in CORES
     }  # fmt: skip
     gflop = sum(r["gflop"] for r in rows)
     for cores, each in sums.items():
