@@ -100,7 +100,9 @@ LOOSE = {"__init__.py", "__main__.py", "cuda.py", "regularizer.py", "types.py"} 
 MOST_FOREIGN_MODULES = 80  # that `import minigraph` loads besides its own and numpy; with networkx more than 300
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
 CONNECTS = {"runtime/parallel/meeting.py", "runtime/parallel/connections.py"}  # bytes only
+ASKS_THE_SYSTEM = {"kernels/cores.py"}  # one function of the C library without arguments
 STARTS_PROCESSES = {"command/launch.py"}  # a launcher: mpirun, a list of arguments, no shell
+MAY_USE = {"subprocess": STARTS_PROCESSES, "multiprocessing": CONNECTS, "ctypes": ASKS_THE_SYSTEM}
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
 # Flags of Paddle, how many threads a process may use, which rank it is: words and numbers, read once.
@@ -216,8 +218,7 @@ def foreign_problems(path: Path) -> Iterator[str]:
     for name, node in imports(path):
         top, line = name.split(".")[0], f"{short(path)}:{node.lineno}"
         if top in ("minigraph", "numpy") or top in sys.stdlib_module_names:
-            allowed = {"subprocess": STARTS_PROCESSES, "multiprocessing": CONNECTS}.get(top, ())
-            if top in FORBIDDEN_MODULES and short(path) not in allowed:
+            if top in FORBIDDEN_MODULES and short(path) not in MAY_USE.get(top, ()):
                 yield f"{line} imports {top}"
         elif top not in FOREIGN:
             yield f"{line} imports {top}, which is no dependency"
