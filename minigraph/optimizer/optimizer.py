@@ -86,10 +86,9 @@ class Optimizer:
         for key, value in hyper.items():
             setattr(self, key, self.hyper[key](key, value))
         self._auxiliary_vars: dict[str, Any] = {}
-        self._flags, self._fills = dict[str, Any](), Fills()  # slots of all updates, and of states, while appending
         self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
         self._rates: dict[int, Rate] = {}  # by program id
-        self._startup: Block | None = None  # where states are initialised, while updates are appended
+        self._append_nowhere()
 
     @cached_property
     def _named(self) -> list[tuple[str, str]]:
@@ -167,6 +166,12 @@ class Optimizer:
         with self._all_or_nothing(program, None):
             return self._apply(params_grads)
 
+    def _append_nowhere(self) -> None:
+        """Hold nothing of a program: these three are set only while updates are appended to one."""
+        self._flags: dict[str, Any] = {}  # auxiliary variables by the slot of the update operators that read them
+        self._fills: Fills = {}  # startup operators that fill states, for states that begin alike
+        self._startup: Block | None = None  # where these stand
+
     @contextmanager
     def _all_or_nothing(self, program: Program, startup: Program | None) -> Iterator[None]:
         """Where something is refused inside, both programs stay as they were."""
@@ -179,6 +184,8 @@ class Optimizer:
             except BaseException:
                 self._rates = rates
                 raise
+            finally:
+                self._append_nowhere()
 
     def _apply(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
         pairs = given_gradients(params_grads)
@@ -193,7 +200,7 @@ class Optimizer:
             assert self._startup is not None
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._startup)
             g, first = Builder(program.global_block()), len(program.ops)
-            startup, site, self._fills = self._startup.program, call_site(), {}  # one line wrote all updates
+            startup, site = self._startup.program, call_site()  # one line wrote all updates
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)

@@ -271,10 +271,19 @@ def _duration(seconds: float) -> str:
 
 
 def _default_program(wanted: bool) -> Program:
-    """The default main program; one that is empty gives nothing that is wanted."""
+    """The default main program; one that is empty gives nothing that is wanted.
+
+    A call without a program that runs no operator is most often meant for another program: it warns.
+    """
     program = default_main_program()
     require(program.vars or not wanted, "no program was passed, and the default main program is empty", ProgramError,
             "exe.run(main, ...), or run inside program_guard(main)")  # fmt: skip
+    if not program.ops:
+        warnings.warn(
+            "no program was passed, and the default main program has no operators: nothing runs;"
+            " pass the program, exe.run(main, ...), or run inside program_guard(main)",
+            stacklevel=3,
+        )
     return program
 
 

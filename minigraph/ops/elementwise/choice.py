@@ -10,6 +10,11 @@ from .elementwise import OPERAND_SHAPES, draw, infer_arithmetic
 from .unary import infer_float
 
 
+def _infer_floats(X, Y):
+    infer_float(X)
+    return infer_arithmetic(X, Y)
+
+
 def _operands(rng):
     for x, y, axis in OPERAND_SHAPES:
         if axis == -1:
@@ -22,10 +27,7 @@ def atan2(X, Y, *, out=None):
     return np.arctan2(X, Y, out=out[0] if out else None)
 
 
-@atan2.infer
-def _(X, Y):
-    infer_float(X)
-    return infer_arithmetic(X, Y)
+atan2.infer(_infer_floats)
 
 
 @atan2.grad
@@ -76,10 +78,7 @@ def nextafter(X, Y, *, out=None):
     return np.nextafter(X, Y, out=out[0] if out else None)
 
 
-@nextafter.infer
-def _(X, Y):
-    infer_float(X)
-    return infer_arithmetic(X, Y)
+nextafter.infer(_infer_floats)
 
 
 @nextafter.samples
