@@ -69,7 +69,7 @@ def masked(values: np.ndarray, condition: np.ndarray, out: np.ndarray | None = N
     """`values` where `condition`, else 0.
 
     Bits times 0 or 1: exact for infinite values and NaN, which a product with 0 is not, and without
-    the branches of np.where, which a random condition makes ten times slower.
+    the branches of np.where, which a random condition makes slow.
     """
     bits = np.dtype(f"i{values.dtype.itemsize}")
     result = np.multiply(values.view(bits), condition.view(np.int8), out=None if out is None else out.view(bits))
