@@ -30,7 +30,7 @@ def _first_normalised(attrs, ndim):
 STATISTICS, PARAMETERS = frozenset({"Mean", "Variance"}), frozenset({"Scale", "Bias"})
 
 
-@op("Y, Mean, Variance", gpu="rows.norm",
+@op("Y, Mean, Variance", traits={"norm"}, gpu="rows.norm",
     rows=Rows(_first_normalised, STATISTICS, PARAMETERS, statistics=STATISTICS))  # fmt: skip
 def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
     """(X - mean) / sqrt(variance + epsilon) * Scale + Bias over the axes from begin_norm_axis on.

@@ -7,13 +7,15 @@ from typing import Any
 
 def driver() -> Any:
     """The CUDA driver's functions, `cuda.bindings.driver`."""
-    import cuda.bindings.driver as module
-
-    return module
+    return _bindings()[0]
 
 
 def nvrtc() -> Any:
     """The compiler's functions, `cuda.bindings.nvrtc`; it needs no GPU."""
-    import cuda.bindings.nvrtc as module
+    return _bindings()[1]
 
-    return module
+
+def _bindings() -> tuple[Any, Any]:
+    from cuda.bindings import driver, nvrtc  # pyright: ignore[reportAttributeAccessIssue]  # both are extensions
+
+    return driver, nvrtc
