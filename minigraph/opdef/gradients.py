@@ -45,6 +45,3 @@ def samples_behind(of: Any, grad: Any) -> Callable[..., Any]:
                 yield tuple(values.get(name) for name in grad.input_names), taken
 
     return samples
-
-
-__all__ = ["handing_over", "samples_behind"]

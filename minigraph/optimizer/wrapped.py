@@ -1,4 +1,4 @@
-"""Optimizers around optimizers: which one holds the update rule."""
+"""Optimizers around optimizers: what they share, and which one holds the update rule."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from .optimizer import Optimizer
+
+
+class Wrapping:
+    """Base of an optimizer around another one, `_optimizer`, where what is not here is looked for."""
+
+    _optimizer: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_optimizer":  # before __init__ has set it, as when a copy is made
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
 
 
 def layers_of(optimizer: Any) -> Iterator[Any]:

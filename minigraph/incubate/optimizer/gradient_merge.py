@@ -131,6 +131,3 @@ def _merged(g: Builder, startup: Any, p: Any, grad: Variable, begins: Variable, 
     g.elementwise_add(before, g.cast(grad, dtype=float32) if wide else grad, out={"Out": total})
     whole = g.scale(total, scale=factor)
     return g.cast(whole, dtype=grad.dtype) if wide else whole
-
-
-__all__ = ["GradientMergeOptimizer"]

@@ -12,14 +12,14 @@ from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
 from minigraph.optimizer.states import persistable
-from minigraph.optimizer.wrapped import rule_of
+from minigraph.optimizer.wrapped import Wrapping, rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
 from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import Builder, builder_of
 from minigraph.types import int64, tensor_type
 
 
-class LookAhead:
+class LookAhead(Wrapping):
     """`minimize` as of the optimizer inside, then the steps of the slow weights.
 
     alpha  how far slow weights go, in [0, 1]
@@ -67,11 +67,3 @@ class LookAhead:
             g.where(meets, moved, slow, out={"Out": kept})
             g.where(meets, moved, p, out={"Out": p})
         g.assign(ran, out={"Out": step})
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_optimizer":  # before __init__ has set it
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)
-
-
-__all__ = ["LookAhead"]

@@ -9,12 +9,13 @@ from typing import Any
 from minigraph.compiler.checkpoints import recompute_between
 from minigraph.errors import ProgramError, require, shortened
 from minigraph.errors.kinds import ORDER
+from minigraph.optimizer.wrapped import Wrapping
 from minigraph.program import Operator, Program, Variable, default_startup_program
 from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import builder_of
 
 
-class RecomputeOptimizer:
+class RecomputeOptimizer(Wrapping):
     """`minimize` as of the optimizer inside; what lies between two checkpoints is computed again, not kept.
 
         optimizer = mg.incubate.optimizer.RecomputeOptimizer(mg.optimizer.Adam(1e-3))
@@ -63,11 +64,6 @@ class RecomputeOptimizer:
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self._optimizer.apply_gradients(pairs), pairs
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_optimizer":  # before __init__ has set it
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)
-
 
 @contextmanager
 def _whole(loss: Any, startup: Program | None) -> Iterator[None]:
@@ -75,6 +71,3 @@ def _whole(loss: Any, startup: Program | None) -> Iterator[None]:
     startup = startup if startup is not None else default_startup_program()
     with as_before_on_error(builder_of(loss).block), as_before_on_error(startup.global_block()):
         yield
-
-
-__all__ = ["RecomputeOptimizer"]
