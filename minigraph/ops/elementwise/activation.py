@@ -12,7 +12,7 @@ from minigraph.kernels.special import normal_cdf, normal_pdf
 from minigraph.opdef import op
 
 from .elementwise import destination, draw, masked
-from .unary import infer_float
+from .unary import SHAPES, infer_float, signed
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 TANH_CUBE = 0.044715
@@ -22,12 +22,6 @@ LONG = 32  # elements of a row from which a loop over rows is faster than one ov
 GELU = {False: "X * normal_cdf(X)", True: "X * logistic(C(2) * gelu_inner(X))"}
 GELU_GRAD = {False: "Out_grad * (normal_cdf(X) + X * normal_pdf(X))", True: "Out_grad * gelu_tanh_slope(X)"}
 SILU_GRAD = "[&] { const C s = C(1) / (C(1) + exp(-X)); return Out_grad * (C(1) + X * (C(1) - s)) * s; }()"
-SHAPES = ((4, 3), (), (0, 3), (1,))
-
-
-def _samples(rng):
-    for shape in SHAPES:
-        yield (draw(rng, shape),), {}
 
 
 def _pairs(rng):
@@ -245,7 +239,7 @@ def _(g, X, Out_grad, X_grad_grad):
 
 
 for _op in (relu, tanh, sigmoid, silu):
-    _op.samples(_samples)
+    _op.samples(signed)
 
 relu_grad.samples(_pairs)
 

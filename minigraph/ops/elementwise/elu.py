@@ -9,9 +9,8 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.opdef import op
 
-from .activation import SHAPES
 from .elementwise import draw, masked
-from .unary import infer_float
+from .unary import SHAPES, infer_float, signed
 
 FORMS: tuple[dict[str, Any], ...] = ({}, {"alpha": 0.7}, {"alpha": 1.7, "scale": 1.1}, {"input_scale": 0.5})
 
@@ -103,7 +102,4 @@ def _(g, X, Out_grad):
     return g.elementwise_div(Out_grad, g.square(g.scale(g.abs(X), bias=1.0)))
 
 
-@softsign.samples
-def _(rng):
-    for shape in SHAPES:
-        yield (draw(rng, shape),), {}
+softsign.samples(signed)

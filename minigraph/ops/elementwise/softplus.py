@@ -9,9 +9,9 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.opdef import op
 
-from .activation import SHAPES, one_plus_exp_minus
+from .activation import one_plus_exp_minus
 from .elementwise import destination, draw
-from .unary import infer_float
+from .unary import SHAPES, infer_float
 
 FORMS: tuple[dict[str, Any], ...] = ({}, {"beta": 2.5}, {"threshold": 1.25}, {"beta": 0.5, "threshold": 0.4})
 
