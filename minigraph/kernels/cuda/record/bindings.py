@@ -7,15 +7,13 @@ from typing import Any
 
 def driver() -> Any:
     """The CUDA driver's functions, `cuda.bindings.driver`."""
-    return _bindings()[0]
+    import cuda.bindings.driver as module
+
+    return module
 
 
 def nvrtc() -> Any:
     """The compiler's functions, `cuda.bindings.nvrtc`; it needs no GPU."""
-    return _bindings()[1]
+    import cuda.bindings.nvrtc as module
 
-
-def _bindings() -> tuple[Any, Any]:
-    from cuda.bindings import driver, nvrtc  # pyright: ignore[reportAttributeAccessIssue]  # both are extensions
-
-    return driver, nvrtc
+    return module
