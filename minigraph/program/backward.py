@@ -38,18 +38,9 @@ def append_backward(
     checkpoints: Any = None,
     distop_context: Any = None,
 ) -> list[tuple[Parameter, Variable]]:
-    """Append the gradient of `loss` with respect to the trainable parameters and to what else asks for one.
+    """Append the gradient of `loss`: static.append_backward, which says more, without checkpoints.
 
-    loss            a Variable with one element
-    parameter_list  Variables or names, Parameters as a rule; all trainable Parameters by default
-    no_grad_set     Variables or names through which no gradient flows
-    callbacks, checkpoints, distop_context
-                    Paddle's; refused unless None or empty: operators are not shown while they are
-                    appended, static.append_backward takes checkpoints, and there is one process
-    Returns [(parameter, gradient)] in the order of the parameters, without those that the loss
-    does not depend on or whose stop_gradient is True. A data variable whose stop_gradient was set to
-    False gets its gradient `x@GRAD` too, whatever parameter_list says; it is not in the result, unless
-    listed. A loss that depends on nothing that gets a gradient is an error.
+    callbacks, checkpoints, distop_context   refused unless None or empty
     """
     require(isinstance(loss, Variable), f"loss must be a variable, is {loss!r}", ProgramError)
     require(
