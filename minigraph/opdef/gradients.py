@@ -17,6 +17,12 @@ KIND = Parameter.POSITIONAL_OR_KEYWORD
 
 def handing_over(of: Any, grad: Any) -> Callable[..., Any]:
     """The gradient rule of the operator `of`, which emits `grad`."""
+    known = {*of.input_names, *of.output_names, *(f"{name}_grad" for name in of.output_names)}
+    strange = [
+        *({*grad.input_names} - known), *({*grad.output_names} - {f"{name}_grad" for name in of.input_names}),
+        *({*grad.attrs} - {*of.attrs}),
+    ]  # fmt: skip
+    assert not strange, f"{grad.type}: {', '.join(strange)} is nothing of {of.type}"
 
     def rule(g: Any, *kept: Any, **attrs: Any) -> tuple[Any, ...]:
         results = g.emit(grad.type, *kept, **{name: attrs[name] for name in grad.attrs})

@@ -51,6 +51,16 @@ def test_the_rule_emits_the_operator_with_what_it_reads(pair):
     assert seen == {"op_type": "weighted_grad", "inputs": ("ids", "x", "out", "slope"), "attrs": {"factor": 3.0}}
 
 
+def test_what_the_operator_does_not_have_is_seen_at_once(pair):
+    weighted, _ = pair
+    with pytest.raises(AssertionError, match="other_grad: Y, scale is nothing of weighted"):
+
+        @op("X_grad", of=weighted)
+        def other_grad(Y, Out_grad, *, scale: float = 1.0):
+            """Y * Out_grad * scale"""
+            return Y * Out_grad * scale
+
+
 def test_its_samples_are_those_of_floats_with_what_is_computed_of_them(pair):
     _, grad = pair
     ((values, attrs),) = grad.samples_function(np.random.default_rng(0))

@@ -6,7 +6,7 @@ import numpy as np
 
 from minigraph.opdef import OpDef, op
 
-from .elementwise import OPERAND_SHAPES, draw, infer_arithmetic
+from .elementwise import OPERAND_SHAPES, draw, function_of_two, infer_arithmetic
 from .unary import infer_float
 
 
@@ -42,14 +42,8 @@ atan2.samples(_operands)
 
 
 def _extremum(name: str, ufunc: np.ufunc, word: str, sign: str, compare: str) -> OpDef:
-    def choose(X, Y, *, out=None):
-        return ufunc(X, Y, out=out[0] if out else None)
-
-    choose.__name__ = name
-    choose.__doc__ = f"The {word} of X and Y with broadcasting, the other one where one is NaN."
-    of_x = f"X {sign} Y || Y != Y"
-    define = op(traits={"elementwise"}, cuda=f"{of_x} ? X : Y")
-    opdef = define(choose)
+    doc = f"The {word} of X and Y with broadcasting, the other one where one is NaN."
+    opdef = function_of_two(name, ufunc, doc, f"X {sign} Y || Y != Y ? X : Y")
 
     @opdef.grad
     def _(g, X, Y, Out_grad):

@@ -9,7 +9,7 @@ from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import OpDef, op
 from minigraph.types import TensorType, bool_, broadcast_shapes
 
-from .elementwise import align, draw, infer_binary, masked, operands, sum_to
+from .elementwise import align, draw, function_of_two, infer_binary, masked, operands, sum_to
 
 
 def infer_truth(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
@@ -43,13 +43,9 @@ greater_equal = _comparison("greater_equal", np.greater_equal, "X >= Y")
 
 
 def _connective(name: str, ufunc: np.ufunc, word: str, cuda: str) -> OpDef:
-    def connect(X, Y, *, out=None):
-        return ufunc(X, Y, out=out[0] if out else None)
-
-    connect.__name__ = name
-    connect.__doc__ = f"X {word} Y as bool, with NumPy broadcasting; numbers are true where not zero."
-    define = op(traits={"elementwise", "nondifferentiable", "commutative"}, cuda=cuda)
-    return define(connect).infer(infer_truth).samples(_connective_samples)
+    doc = f"X {word} Y as bool, with NumPy broadcasting; numbers are true where not zero."
+    made = function_of_two(name, ufunc, doc, cuda, "nondifferentiable", "commutative")
+    return made.infer(infer_truth).samples(_connective_samples)
 
 
 def _connective_samples(rng):

@@ -12,7 +12,7 @@ import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import AXIS, MIXED_TYPES
-from minigraph.opdef import op
+from minigraph.opdef import OpDef, op
 from minigraph.types import TensorType, bool_, broadcast_shapes
 
 
@@ -86,6 +86,16 @@ def operands(rng):
     """Samples of all ways to broadcast."""
     for x, y, axis in OPERAND_SHAPES:
         yield (draw(rng, x), draw(rng, y)), {"axis": axis}
+
+
+def function_of_two(name: str, ufunc: np.ufunc, doc: str, cuda: str, *traits: str) -> OpDef:
+    """An operator that is one NumPy function of X and Y, with NumPy's broadcasting."""
+
+    def apply(X, Y, *, out=None):
+        return ufunc(X, Y, out=out[0] if out else None)
+
+    apply.__name__, apply.__doc__ = name, doc
+    return op(traits={"elementwise", *traits}, cuda=cuda)(apply)
 
 
 @op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="X + Y")
