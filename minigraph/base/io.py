@@ -140,13 +140,16 @@ class GeneratorLoader:
         return array[..., None] if array.ndim == v.ndim - 1 and v.shape[-1] == 1 else array
 
 
-class DataLoader(Loader):
+class LoaderOfScripts(Loader):
     """io.DataLoader, and the loaders that get their generator later."""
 
     @staticmethod
     def from_generator(*args: Any, **kwargs: Any) -> GeneratorLoader:
         """A loader without a generator yet, with the arguments of GeneratorLoader."""
         return GeneratorLoader(*args, **kwargs)
+
+
+DataLoader = LoaderOfScripts  # as Paddle calls it
 
 
 class PyReader(GeneratorLoader):

@@ -216,14 +216,14 @@ class BuildStrategy(NotPickled):
     fuse_linear_cross_entropy         the last layer and its cross entropy become one operator without all scores;
                                       linear_cross_entropy_chunk_bytes of scores exist at a time, or scores of
                                       linear_cross_entropy_chunk_rows; give one or none
-    fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
+    fuse_gemm_epilogue                bias and activation become part of matrix products, gradients included
     fuse_parallel_linears             linear layers of one input, such as Q, K and V, become one product
     fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
                                       slices that fill an array are joined
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
     fuse_foreach                      operators that compute the same on many tensors become one operator on lists: an
                                       update that a user writes is one launch for all parameters
-    recompute_norms                   what layer_norm gives is computed again for backward instead of kept
+    recompute_norms                   what norms give is computed again for backward instead of kept
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
     fuse_adamw                        all updates of type adamw are one operator

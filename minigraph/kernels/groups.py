@@ -20,6 +20,12 @@ WHOLE = 1024  # elements per rank up to which each rank gets all and adds all: o
 Pieces = Sequence[np.ndarray]
 
 
+def seen_as(received: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Bytes as an array of the type of `like`, and of its shape where it has as many."""
+    array = received.view(like.dtype)
+    return array.reshape(like.shape) if array.size == like.size else array
+
+
 class Group:
     """Ranks 0 to size - 1, and which of them this is. Arrays are NumPy's; all ranks call the same in the same order.
 

@@ -46,6 +46,3 @@ def in_one_piece(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
         end = begin(x) + x.nbytes
     start = first - begin(base)
     return base[start : start + end - first].view(some[0].dtype)
-
-
-__all__ = ["ALIGNMENT", "begin", "in_a_row", "in_one_piece", "rounded"]

@@ -30,6 +30,3 @@ def piece(x: np.ndarray, rank: int, ranks: int) -> np.ndarray:
 def whole(pieces: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
     """The array of which all ranks' pieces are these, in their order."""
     return np.concatenate(pieces)[: math.prod(shape)].reshape(shape)
-
-
-__all__ = ["piece", "piece_bounds", "piece_size", "whole"]

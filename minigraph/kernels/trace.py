@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 Operand = Any  # a Symbol or a float
 
 
-class Symbol:
-    """A value of a trace: a named one that is given, or the result of an operation.
+class Symbol(NDArrayOperatorsMixin):
+    """A value of a trace: a named one that is given, or the result of an operation, which is a ufunc of NumPy.
 
     operation  NumPy's name of the ufunc; empty for a given value
     given      names of the given values that it depends on
@@ -32,26 +33,7 @@ class Symbol:
         self.steps.append(made)
         return made
 
-    def __add__(self, other: Operand) -> Symbol:
-        return np.add(self, other)  # type: ignore[return-value]
-
-    def __radd__(self, other: Operand) -> Symbol:
-        return np.add(other, self)  # type: ignore[return-value]
-
-    def __sub__(self, other: Operand) -> Symbol:
-        return np.subtract(self, other)  # type: ignore[return-value]
-
-    def __rsub__(self, other: Operand) -> Symbol:
-        return np.subtract(other, self)  # type: ignore[return-value]
-
-    def __mul__(self, other: Operand) -> Symbol:
-        return np.multiply(self, other)  # type: ignore[return-value]
-
-    def __rmul__(self, other: Operand) -> Symbol:
-        return np.multiply(other, self)  # type: ignore[return-value]
-
-    def __truediv__(self, other: Operand) -> Symbol:
-        return np.divide(self, other)  # type: ignore[return-value]
+    __eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[assignment]  # equal to itself alone
 
 
 class Element:

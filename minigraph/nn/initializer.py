@@ -240,7 +240,7 @@ class Dirac(Initializer):
         Assign(value).emit(g, param)
 
 
-class Bilinear(Initializer):
+class BilinearWindow(Initializer):
     """The window of a linear interpolation between pixels: of a weight [out, in, k, k], each alike.
 
     Paddle takes its rows at fractions of pixels, so that its window is not the same along both axes.
@@ -254,6 +254,9 @@ class Bilinear(Initializer):
         center = (2 * half - 1 - half % 2) / (2 * half)
         line = 1 - abs(np.arange(shape[3]) / half - center)
         Assign(np.broadcast_to(line[:, None] * line, shape).copy()).emit(g, param)
+
+
+Bilinear = BilinearWindow  # as Paddle calls it
 
 
 __all__ = [

@@ -65,6 +65,3 @@ def length(g: Builder, v: Variable, axes: tuple[int, ...]) -> Variable:
 
 def _squares(g: Builder, v: Variable, axes: tuple[int, ...]) -> Variable:
     return g.reduce_sum(g.square(v), axis=axes, keepdim=True) if axes else g.square(v)
-
-
-__all__ = ["WeightNormParamAttr"]

@@ -24,6 +24,17 @@ BOOLS = frozenset({
 })  # fmt: skip
 PLACES = frozenset({"Shape", "Size", "ArgMax", "ArgMin"})  # which give int64; others have the type of an input
 TYPED_BY = {"Where": 1}  # the input that has it, where it is not the first
+Binary = Callable[["Term", Any], "Term"]
+
+
+def _node(name: str) -> Binary:
+    """The method of Term that writes a node of this name."""
+    return lambda x, other: getattr(x.g, name)(x, other)
+
+
+def _turned(name: str) -> Binary:
+    """That with a number or an array on the left."""
+    return lambda x, other: getattr(x.g, name)(x.g.like(x, other), x)
 
 
 class Term:
@@ -47,50 +58,15 @@ class Term:
         assert self.type is not None, f"the shape of {self.name} is not known"
         return self.type.shape
 
-    def __add__(self, other: Any) -> Term:
-        return self.g.Add(self, other)
-
-    def __radd__(self, other: Any) -> Term:
-        return self.g.Add(self.g.like(self, other), self)
-
-    def __sub__(self, other: Any) -> Term:
-        return self.g.Sub(self, other)
-
-    def __rsub__(self, other: Any) -> Term:
-        return self.g.Sub(self.g.like(self, other), self)
-
-    def __mul__(self, other: Any) -> Term:
-        return self.g.Mul(self, other)
-
-    def __rmul__(self, other: Any) -> Term:
-        return self.g.Mul(self.g.like(self, other), self)
-
-    def __truediv__(self, other: Any) -> Term:
-        return self.g.Div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Term:
-        return self.g.Div(self.g.like(self, other), self)
-
     def __neg__(self) -> Term:
         return self.g.Neg(self)
 
-    def __lt__(self, other: Any) -> Term:
-        return self.g.Less(self, other)
-
-    def __le__(self, other: Any) -> Term:
-        return self.g.LessOrEqual(self, other)
-
-    def __gt__(self, other: Any) -> Term:
-        return self.g.Greater(self, other)
-
-    def __ge__(self, other: Any) -> Term:
-        return self.g.GreaterOrEqual(self, other)
-
-    def __and__(self, other: Term) -> Term:
-        return self.g.And(self, other)
-
-    def __or__(self, other: Term) -> Term:
-        return self.g.Or(self, other)
+    __add__, __radd__ = _node("Add"), _turned("Add")
+    __sub__, __rsub__ = _node("Sub"), _turned("Sub")
+    __mul__, __rmul__ = _node("Mul"), _turned("Mul")
+    __truediv__, __rtruediv__ = _node("Div"), _turned("Div")
+    __lt__, __le__, __gt__, __ge__ = map(_node, ("Less", "LessOrEqual", "Greater", "GreaterOrEqual"))
+    __and__, __or__ = _node("And"), _node("Or")
 
 
 class Nodes:

@@ -27,6 +27,7 @@ from minigraph.errors import raise_unknown
 from minigraph.errors.kinds import NO_KERNEL, UNKNOWN_NAME
 from minigraph.types import TensorType
 
+from .gradients import handing_over, samples_behind
 from .rows import Rows
 from .signature import INJECTED, Signature
 
@@ -47,6 +48,7 @@ TRAITS = {
     "side_effect": "must run even if none of its outputs is read",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
+    "norm": "its first output is one launch from its inputs, of which its gradient keeps the first",
     "loss": "has an output Loss with an element for each row, and a grad operator that reads Loss_grad",
     "control": "the host decides in each run what it does: a plan is cut there, and it may hold blocks of operators",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
@@ -120,7 +122,7 @@ class OpDef(Signature):
     def infer(self, function: Callable[..., Any]) -> OpDef:
         """Output types from input types: `_(X, ..., *, attrs) -> TensorType or a tuple of them`.
 
-        Without one, every output has the type of the first input.
+        Without one, an output X_grad has the type of the input X, any other that of the first input.
         """
         self.infer_function = _named(function, self, "infer")
         return self
@@ -245,13 +247,13 @@ class OpDef(Signature):
         self, inputs: Mapping[str, Sequence[TensorType]], attrs: Mapping[str, Any]
     ) -> dict[str, list[TensorType]]:
         """{output slot: types} of all outputs that this call can have."""
+        if self.infer_function is None:
+            first, given = self.input_names[0], {f"{name}_grad": inputs.get(name, ()) for name in self.input_names}
+            return {s.name: [*found] for s in self.outputs if (found := given.get(s.name, inputs[first][:1]))}
         types = [
             None if not (given := inputs.get(name)) else tuple(given) if variadic else given[0]
             for name, _, variadic in self.inputs
         ]
-        if self.infer_function is None:
-            first: Any = types[0][0] if isinstance(types[0], tuple) else types[0]
-            return {s.name: [first] for s in self.outputs}
         key = self.infer_function, *types, *attrs.items()  # layers of one shape ask the same: what was found is kept
         results = self._inferred.get(key)
         if results is None:
@@ -283,9 +285,11 @@ def _check(opdef: OpDef) -> None:
     assert opdef.reference.__doc__, f"{opdef.type} has no docstring"
 
 
-def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
+def op(outputs: str | Callable[..., Any] = "Out", of: OpDef | None = None, **facts: Any) -> Any:
     """Define an operator from its reference function; `outputs` lists output slots, `?` optional, `*` a list.
 
+    of               the operator whose gradient it is: its slots name the values that backward keeps. Both have
+                     attributes of the same names. Samples are those of `of` with gradients, unless it has its own
     traits           names of TRAITS
     no_need_buffer   input slots of which only shape and type are used, never the values
     read_for         {input slot: the output slot, or slots, that are computed from its values}
@@ -315,6 +319,9 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
         opdef = OpDef(reference, outputs, **facts)
         assert opdef.type not in OPS, f"op {opdef.type} is defined twice"
         OPS[opdef.type] = opdef
+        if of is not None:
+            of.grad(handing_over(of, opdef))
+            opdef.samples(samples_behind(of, opdef))
         return opdef
 
     return define

@@ -57,7 +57,7 @@ class Adam(Optimizer):
         if not self._varies and rows is None:
             return super().append_update(g, param, grad, lr)
         numbers = {name: self.of(param, name) for name in BETAS}
-        plain = param.dtype in (float32, float64) and not self._flags and not self.of(param, "amsgrad")
+        plain = param.dtype in (float32, float64) and not self._shared.flags and not self.of(param, "amsgrad")
         what = "betas that are variables go" if self._varies else "lazy_mode of a sparse table goes"
         require(plain, f"{what} with float32 and float64, without amsgrad, loss scaling and merged gradients",
                 NOT_OFFERED, "betas that are numbers, lazy_mode=False")  # fmt: skip

@@ -17,7 +17,6 @@ from minigraph.errors import AttrError, ProgramError, call_site, require
 from minigraph.errors.kinds import ORDER, UNKNOWN_ATTR
 from minigraph.opdef import get_op
 from minigraph.program import (
-    Block,
     Operator,
     Parameter,
     Program,
@@ -42,7 +41,7 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import Fills, Rate, master_weight, persistable, rate_of
+from .states import Rate, Shared, master_weight, persistable, rate_of
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
@@ -86,10 +85,9 @@ class Optimizer:
         for key, value in hyper.items():
             setattr(self, key, self.hyper[key](key, value))
         self._auxiliary_vars: dict[str, Any] = {}
-        self._flags, self._fills = dict[str, Any](), Fills()  # slots of all updates, and of states, while appending
         self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
         self._rates: dict[int, Rate] = {}  # by program id
-        self._startup: Block | None = None  # where states are initialised, while updates are appended
+        self._shared = Shared()  # by all updates that are being appended
 
     @cached_property
     def _named(self) -> list[tuple[str, str]]:
@@ -109,10 +107,9 @@ class Optimizer:
         """Append the operator that updates `param`."""
         states = new_states(self, param)
         if self.multi_precision and param.dtype in LOW_PRECISION:
-            assert self._startup is not None
-            states["MasterParam"] = master_weight(param, self._startup)
+            states["MasterParam"] = master_weight(param, self._shared.startup)
         g.emit(
-            self.op_type, param, grad, lr, **states, **self._flags, **self.attrs(param),
+            self.op_type, param, grad, lr, **states, **self._shared.flags, **self.attrs(param),
             out={"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}},
             needs=["MasterParamOut", "Moment2MaxOut", "MeanGradOut"],
         )  # fmt: skip
@@ -172,13 +169,15 @@ class Optimizer:
         """Where something is refused inside, both programs stay as they were."""
         startup = startup if startup is not None else default_startup_program()
         require(isinstance(startup, Program), f"startup_program must be a Program, is {startup!r}", ProgramError)
-        self._startup, rates = startup.global_block(), dict(self._rates)
-        with without_collection(), program.global_block().whole(), self._startup.whole():
+        self._shared, rates = Shared(startup.global_block()), dict(self._rates)
+        with without_collection(), program.global_block().whole(), self._shared.startup.whole():
             try:
                 yield
             except BaseException:
                 self._rates = rates
                 raise
+            finally:
+                self._shared = Shared()  # it would keep the startup program
 
     def _apply(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
         pairs = given_gradients(params_grads)
@@ -187,13 +186,12 @@ class Optimizer:
         check_first(self._rates, program, self)
         with program.emitting("optimize"):
             given = self._auxiliary_vars
-            self._flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
+            self._shared.flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
             pairs = clipped(self._scaled(pairs), self._clip_of)
             pairs = [(p, self._regularized(p, grad)) for p, grad in pairs]
-            assert self._startup is not None
-            rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._startup)
+            rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
             g, first = Builder(program.global_block()), len(program.ops)
-            startup, site, self._fills = self._startup.program, call_site(), {}  # one line wrote all updates
+            startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
@@ -203,9 +201,9 @@ class Optimizer:
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""
-        if "GradScale" not in self._flags or not self.changes_gradients(p for p, _ in pairs):
+        if "GradScale" not in self._shared.flags or not self.changes_gradients(p for p, _ in pairs):
             return pairs
-        return scaled(pairs, self._flags.pop("GradScale"))
+        return scaled(pairs, self._shared.flags.pop("GradScale"))
 
     def changes_gradients(self, params: Iterable[Parameter]) -> bool:
         """Whether clipping or weight decay reads a gradient before its update does."""
@@ -226,8 +224,8 @@ class Optimizer:
         if type is None:
             type = param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type
         middle = f"{self.name}_{what}" if self.name else what
-        assert self._startup is not None
-        return persistable(param.block, self._startup, f"{param.name}_{middle}", value, type, self._fills)[0]
+        shared = self._shared
+        return persistable(param.block, shared.startup, f"{param.name}_{middle}", value, type, shared.fills)[0]
 
     # the learning rate
 

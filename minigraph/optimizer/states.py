@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minigraph.errors import ProgramError, require
@@ -17,6 +18,15 @@ from .settings import check_number
 
 Fills = dict[tuple[TensorType, str], Operator]
 """Startup operators by the type and the text of the value with which they fill a variable."""
+
+
+@dataclass
+class Shared:
+    """What the updates share that one call appends; empty between calls."""
+
+    startup: Any = None  # the Block where states are initialised
+    flags: dict[str, Any] = field(default_factory=dict)  # variables by the slot of an update that reads them
+    fills: Fills = field(default_factory=dict)
 
 
 def persistable(

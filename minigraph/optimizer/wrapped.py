@@ -1,11 +1,40 @@
-"""Optimizers around optimizers: which one holds the update rule."""
+"""Optimizers around optimizers: what they share, and which one holds the update rule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from minigraph.program import Program, default_startup_program, program_guard
+from minigraph.program.blocks.restored import as_before_on_error
+
 from .optimizer import Optimizer
+
+
+class Wrapping:
+    """Base of an optimizer around another one, `_optimizer`, where what is not here is looked for."""
+
+    _optimizer: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_optimizer":  # before __init__ has set it, as when a copy is made
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+
+@contextmanager
+def all_or_nothing(program: Program, startup: Program | None) -> Iterator[Program]:
+    """Both programs, the default ones inside, stay as they were where something is refused; gives the startup program.
+
+    startup  the default one for None
+    """
+    startup = startup if startup is not None else default_startup_program()
+    with (
+        program_guard(program, startup), as_before_on_error(program.global_block()),
+        as_before_on_error(startup.global_block()),
+    ):  # fmt: skip
+        yield startup
 
 
 def layers_of(optimizer: Any) -> Iterator[Any]:

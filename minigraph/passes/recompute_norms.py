@@ -1,31 +1,33 @@
 """recompute_norms: what a norm gives is computed again for backward instead of kept.
 
-    forward:  Y = layer_norm(X);  layers read Y       backward: their gradients read Y, layer_norm_grad reads X
-    ->        Y = layer_norm(X);  layers read Y       backward: Y' = layer_norm(X);  their gradients read Y'
+    forward:  Y = norm(X);  layers read Y       backward: their gradients read Y, that of the norm reads X
+    ->        Y = norm(X);  layers read Y       backward: Y' = norm(X);  their gradients read Y'
 
-X must be kept anyway, for the norm's own gradient. So of the two arrays one is gone between forward and backward, for a
-kernel that reads one and writes the other. The copy computes from the same numbers; a GPU may round its statistics as
-another kernel than forward's does. Refused where X is not kept, or Y is fetched.
+A norm is an operator with the trait `norm`. X must be kept anyway, for its own gradient. So of the two arrays one is
+gone between forward and backward, for a kernel that reads one and writes the other. The copy computes from the same
+numbers; a GPU may round its statistics as another kernel than forward's does. Refused where X is not kept, or Y is
+fetched.
 """
 
 from __future__ import annotations
 
 from operator import attrgetter
 
-from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.ir.graph import Graph, OpNode
+from minigraph.opdef import OPS
 
 from .engine.log import Applied, PassReport
 from .engine.redirect import require_temporary
 from .engine.rule import GraphBuilder, Refused, refuse_unless
 
-RULE, NORM = "NormAgain", "layer_norm"
+RULE = "NormAgain"
 LAST = 1 << 62  # a rank behind all others of one place
 _rank = attrgetter("rank")
 
 
 def recompute_norms(graph: Graph, report: PassReport) -> int:
     """Apply the equation of this file to each norm of forward."""
-    for op in graph.ops_of([NORM]):
+    for op in graph.ops_of(op_type for op_type, opdef in OPS.items() if "norm" in opdef.traits):
         if op.role == "forward" and op.grads:
             try:
                 report.apply(_again(graph, op, report.name))
@@ -36,7 +38,7 @@ def recompute_norms(graph: Graph, report: PassReport) -> int:
 
 def _again(graph: Graph, op: OpNode, rewriter: str) -> Applied:
     """Refuses with the graph unchanged."""
-    y, x = op.outputs["Y"][0], op.inputs["X"][0]
+    y, x = op.outputs[op.opdef.output_names[0]][0], op.inputs[op.opdef.input_names[0]][0]
     require_temporary(y)
     later = [r for r in y.consumers if r.role == "backward" and r.reads_values_of(y)]
     refuse_unless(later, "backward does not read {}", y.name)
@@ -48,7 +50,7 @@ def _again(graph: Graph, op: OpNode, rewriter: str) -> Applied:
     g, place = GraphBuilder(graph, first.rank, op, rewriter), first.rank
     g.forward = None
     graph.move_op(first, (*place, LAST))
-    new = g.emit(NORM, *(_one(op, slot) for slot in ("X", "Scale", "Bias")), **op.attrs)[0]
+    new = g.emit(op.type, *(op.inputs.get(slot, [None])[0] for slot in op.opdef.input_names), **op.attrs)[0]
     (copy,) = g.emitted
     copy.role, copy.number, copy.site = "backward", op.number, op.site
     for reader in later:
@@ -58,7 +60,3 @@ def _again(graph: Graph, op: OpNode, rewriter: str) -> Applied:
         slot = next(s for s, vs in op.outputs.items() if copy.outputs[s][0] is v)
         graph.rename_var(v, graph.fresh_name(f"{op.outputs[slot][0].name}.again"))
     return Applied(RULE, f"{new.name} before {first.label()}", (op.label(),), op.site, "backward")
-
-
-def _one(op: OpNode, slot: str) -> VarNode | None:
-    return op.inputs.get(slot, [None])[0]

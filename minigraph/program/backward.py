@@ -18,7 +18,7 @@ from minigraph.errors.kinds import FOREIGN, LOSS, NO_GRADIENT, OVERWRITTEN, UNKN
 from minigraph.types import TensorType
 
 from .blocks.open_blocks import building
-from .builder import Builder, GradNeeds, rule_gradients, whole
+from .builder import Builder, GradNeeds, as_list, rule_gradients, whole
 from .program import Block, Operator, Parameter, Variable
 from .prune import GRADIENTS
 from .variable import check_is_of
@@ -38,18 +38,9 @@ def append_backward(
     checkpoints: Any = None,
     distop_context: Any = None,
 ) -> list[tuple[Parameter, Variable]]:
-    """Append the gradient of `loss` with respect to the trainable parameters and to what else asks for one.
+    """Append the gradient of `loss`: static.append_backward, which says more, without checkpoints.
 
-    loss            a Variable with one element
-    parameter_list  Variables or names, Parameters as a rule; all trainable Parameters by default
-    no_grad_set     Variables or names through which no gradient flows
-    callbacks, checkpoints, distop_context
-                    Paddle's; refused unless None or empty: operators are not shown while they are
-                    appended, static.append_backward takes checkpoints, and there is one process
-    Returns [(parameter, gradient)] in the order of the parameters, without those that the loss
-    does not depend on or whose stop_gradient is True. A data variable whose stop_gradient was set to
-    False gets its gradient `x@GRAD` too, whatever parameter_list says; it is not in the result, unless
-    listed. A loss that depends on nothing that gets a gradient is an error.
+    callbacks, checkpoints, distop_context   refused unless None or empty
     """
     require(isinstance(loss, Variable), f"loss must be a variable, is {loss!r}", ProgramError)
     require(
@@ -91,14 +82,14 @@ def gradients(
     Returns a gradient for each input, None where no target depends on it. The result can be
     differentiated again where the grad operators have gradient rules themselves.
     """
-    targets, inputs = _list(targets), _list(inputs)
+    targets, inputs = as_list(targets), as_list(inputs)
     require(targets and inputs, "gradients needs targets and inputs", ProgramError)
     for v in (*targets, *inputs):
         require(isinstance(v, Variable), f"gradients takes variables, not {v!r}", ProgramError)
         require(v.block is targets[0].block, f"{v.name} belongs to another program", FOREIGN)
     block = targets[0].block
     _check_is_built(block)
-    seeds = _list(target_gradients) if target_gradients is not None else [None] * len(targets)
+    seeds = as_list(target_gradients) if target_gradients is not None else [None] * len(targets)
     require(
         len(seeds) == len(targets), f"{len(targets)} targets, but {len(seeds)} target_gradients", ProgramError
     )
@@ -117,7 +108,7 @@ def gradients_with_optimizer(program: Any, optimizer: Any, inputs: Any = None, o
     """
     read = {v.name for op in program.ops for v in op.input_vars}
     ends = [v for op in program.ops for v in op.output_vars if v.name not in read and not v.persistable]
-    chosen = [p for p in program.all_parameters() if p.trainable] if inputs is None else _list(inputs)
+    chosen = [p for p in program.all_parameters() if p.trainable] if inputs is None else as_list(inputs)
     grads = gradients(ends if outputs is None else outputs, chosen)
     pairs = [(p, g) for p, g in zip(chosen, grads, strict=True) if g is not None]
     return optimizer.apply_gradients(pairs), pairs
@@ -332,10 +323,6 @@ NEW_PREFIX = "@NEW@"  # of a gradient that has no name yet
 
 def _is_new(v: Variable) -> bool:
     return v.name.startswith(NEW_PREFIX)
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _each(what: str, values: Any) -> Iterable[Any]:

@@ -54,7 +54,7 @@ class Builder:
         results = []
         for slot in opdef.outputs:
             if out and slot.name in out:
-                variables = self.block._typed(slot.name, _as_list(out[slot.name]), types.get(slot.name))
+                variables = self.block._typed(slot.name, as_list(out[slot.name]), types.get(slot.name))
             elif slot.name in types and (not slot.optional or self.wanted(slot.name, needs)):
                 if prefix is None:
                     prefix = self.default_prefix(op_type)
@@ -173,5 +173,6 @@ def gradient_slot(output: str) -> str:
     return output.removesuffix("_grad") if output.endswith("_grad") else output.removeprefix("D")
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """A list or tuple as a list, anything else as that of one."""
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -11,7 +11,7 @@ FROZEN = 1000  # objects: Python 3.12 freezes some hundred of its own when it st
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Graphs and plans are many objects that live: looking for garbage among them takes a third of the time.
+    """Graphs and plans are many objects that live: looking for garbage among them takes long.
 
     Afterwards they count as old, so that the next collection, of young objects, does not look at them either. Where
     they are few, none is due, and they stay young: what is dropped of them is found soon.

@@ -10,6 +10,7 @@ each rank, and no rewrite can take it across them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from minigraph.errors import ProgramError, require
 
@@ -47,7 +48,7 @@ def reduce_gradients(program: Program, loss_name: str | None, ranks: int, scale:
     return len(grads)
 
 
-def is_reduction(op: Operator) -> bool:
+def is_reduction(op: Any) -> bool:
     """Whether an operator is what `reduce_gradients` put in for a gradient, or what took its place."""
     return op.type in REDUCE and op.role == "backward" and op.forward is None
 
@@ -129,6 +130,3 @@ def _seed(program: Program, loss_name: str) -> Operator:
         f"{loss_name} is not the loss of which program {program.name} takes gradients",
         hint="loss_name is the name of what was given to minimize(), and minimize comes first",
     )
-
-
-__all__ = ["SCALES", "gradients_of", "is_collective", "is_reduction", "reduce_gradients"]

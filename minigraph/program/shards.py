@@ -151,6 +151,3 @@ def _drop_unused(program: Program) -> None:
     whole = {v.whole for v in program.vars.values() if isinstance(v, Shard)}
     for name in whole - used:
         dict.pop(program.vars, name)
-
-
-__all__ = ["SHARD_SUFFIX", "Shard", "share_updates"]

@@ -94,7 +94,7 @@ class Executor(NotPickled):
         in order with what else CuPy's current stream is given.
         """
         if program is None:
-            program = _default_program(wanted=bool(feed or fetch_list))
+            program = _default_program(feed or None, fetch_list)
         if getattr(program, "places", ()):
             at = scope if scope is not None else global_scope()
             return self._replicas_of(program).run(feed or {}, fetch_list, at, return_numpy, return_merged, use_prune)
@@ -270,11 +270,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
-def _default_program(wanted: bool) -> Program:
-    """The default main program; one that is empty gives nothing that is wanted."""
+def _default_program(feed: Any, fetch_list: Any) -> Program:
+    """The default main program; one that is empty takes no feeds and gives no values.
+
+    A call without a program that does nothing at all is most often meant for another program: it warns.
+    """
     program = default_main_program()
-    require(program.vars or not wanted, "no program was passed, and the default main program is empty", ProgramError,
-            "exe.run(main, ...), or run inside program_guard(main)")  # fmt: skip
+    nothing = fetch_list is None or (isinstance(fetch_list, (list, tuple)) and not fetch_list)
+    require(program.vars or (nothing and feed is None), "no program was passed, and the default main program is empty",
+            ProgramError, "exe.run(main, ...), or run inside program_guard(main)")  # fmt: skip
+    if nothing and not program.ops:
+        warnings.warn(
+            "no program was passed, and the default main program has no operators: nothing runs;"
+            " pass the program, exe.run(main, ...), or run inside program_guard(main)",
+            stacklevel=3,
+        )
     return program
 
 

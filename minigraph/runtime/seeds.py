@@ -54,6 +54,3 @@ def _drawn() -> int:
 def resume_seed(program: Program, scope: Scope, seed: int) -> None:
     """Runs of `program` in `scope` draw with this seed until somebody calls `mg.seed`."""
     _resumed.setdefault(scope, _Seeds())[program.origin] = seed
-
-
-__all__ = ["resume_seed", "seed", "seed_of"]

@@ -46,6 +46,3 @@ def py_func(
 
 def _listed(value: Any, what: str) -> list[Variable]:
     return variables(value if isinstance(value, (list, tuple)) else [value], "py_func", what)
-
-
-__all__ = ["py_func"]

@@ -109,7 +109,6 @@ FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}
 READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py", "distributed/environment.py"}
 # Rooms and files of Paddle that scripts import by name: `from paddle.utils import unique_name`.
 PADDLES_NAMES = {"utils/__init__.py"}
-TWO_IN_PADDLE = {"Bilinear", "DataLoader"}  # a layer and an initializer; io's and base.io's
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -304,7 +303,7 @@ def test_a_class_name_has_one_meaning():
     """In the package and the benches."""
     files = [*FILES, *sorted((PACKAGE.parent / "bench").glob("*.py"))]
     names = Counter(node.name for path in files for node in nodes(path) if isinstance(node, ast.ClassDef))
-    assert {name for name, times in names.items() if times > 1} == TWO_IN_PADDLE
+    assert {name for name, times in names.items() if times > 1} == set()
 
 
 def test_the_check_for_lengths_can_fail():

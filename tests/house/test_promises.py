@@ -226,6 +226,17 @@ def test_a_program_that_changes_is_not_said_to_have_feeds_that_change() -> None:
             turns.run()
 
 
+def test_a_default_program_in_which_nothing_runs_is_said_to_be_so() -> None:
+    exe = static.Executor()
+    with pytest.warns(UserWarning, match="the default main program has no operators: nothing runs; pass") as warned:
+        assert exe.run() == []
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert exe.run(static.Program()) == []  # which was passed: nothing is said
+    w = static.create_parameter([2], "float32")
+    exe.run(static.default_startup_program())
+    assert exe.run(fetch_list=w)[0].shape == (2,)  # a value is asked for; it need not stand in a list
+
+
 def test_more_programs_than_plans_are_kept_are_said_to_be_so_once() -> None:
     turns = Turns(17)
     with warnings.catch_warnings(action="error"):

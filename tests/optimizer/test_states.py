@@ -76,3 +76,14 @@ def test_zero_and_minus_zero_are_two_values():
     assert [op.number for op in made.ops] == list(range(5))
     made.ops[0].attrs["value"] = 7.0  # as set_lr does: the others have attributes of their own
     assert [op.attrs["value"] for op in made.ops][1:] == values[1:]
+
+
+def test_an_optimizer_holds_no_program_after_minimize():
+    """Of a program it keeps the learning rate, which set_lr writes."""
+    main, made = mg.static.Program(), mg.static.Program()
+    with mg.static.program_guard(main, made):
+        loss = mg.mean(mg.static.create_parameter([4], "float32"))
+        adam = mg.optimizer.Adam(0.01)
+        adam.minimize(loss)
+    fresh = vars(mg.optimizer.Adam(0.01))
+    assert {name for name, value in vars(adam).items() if fresh.get(name) != value} == {"_named", "_rates"}

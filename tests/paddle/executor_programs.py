@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,20 @@ def what_is_no_program(paddle: Any) -> Any:
     with static.program_guard(static.Program(), static.Program()):
         nothing = raised(lambda: exe.run(fetch_list=[out])) != ""
     return [nothing, raised(lambda: exe.run("main")) != "", raised(lambda: exe.train_from_dataset()) != ""]
+
+
+def what_is_empty(paddle: Any) -> Any:
+    """What runs return, and how often each warned."""
+    static = paddle.static
+    exe, found = static.Executor(), []
+    static.data("x", [None, 1])
+    x = np.ones((2, 1), "float32")
+    runs = [
+        exe.run, lambda: exe.run(feed={"x": x}), lambda: exe.run(static.default_startup_program()),
+        lambda: exe.run(static.Program()), lambda: exe.run(static.CompiledProgram(static.Program())),
+    ]  # fmt: skip
+    for run in runs:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found.append((run(), len(warned)))
+    return found

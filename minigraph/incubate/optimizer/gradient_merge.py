@@ -8,8 +8,7 @@ between, updates are skipped by the flag that a gradient's overflow uses, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from minigraph.errors import AttrError, ProgramError, require, shortened
 from minigraph.errors.kinds import NO_GRADIENT
 from minigraph.optimizer.settings import LOW_PRECISION, flag
 from minigraph.optimizer.states import persistable
-from minigraph.optimizer.wrapped import rule_of
-from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
-from minigraph.program.blocks.restored import as_before_on_error
+from minigraph.optimizer.wrapped import all_or_nothing, rule_of
+from minigraph.program import Operator, Program, Variable, default_startup_program
 from minigraph.program.builder import Builder, builder_of
 from minigraph.types import float32, int64, tensor_type
 
@@ -65,7 +63,7 @@ class GradientMergeOptimizer:
         pairs = [(p, grad) for p, grad in params_grads if grad is not None]
         require(pairs, "there is no gradient to apply", NO_GRADIENT)
         program = pairs[0][0].program
-        with self._whole(program, None), program.emitting("optimize"):
+        with all_or_nothing(program, None), program.emitting("optimize"):
             g, startup = Builder(program.global_block()), default_startup_program().global_block()
             begins, waits = self._turn(g, startup)
             factor = 1 / self.k_steps if self.avg else 1.0
@@ -78,19 +76,9 @@ class GradientMergeOptimizer:
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward, sums and update of `loss`: (update operators, [(parameter, gradient of one batch)])."""
         program = builder_of(loss).block.program
-        with self._whole(program, startup_program):
+        with all_or_nothing(program, startup_program):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self.apply_gradients(pairs), pairs
-
-    @contextmanager
-    def _whole(self, program: Program, startup: Program | None) -> Iterator[None]:
-        """Both programs stay as they were where something is refused inside."""
-        startup = startup if startup is not None else default_startup_program()
-        with (
-            program_guard(program, startup), as_before_on_error(program.global_block()),
-            as_before_on_error(startup.global_block()),
-        ):  # fmt: skip
-            yield
 
     def _turn(self, g: Builder, startup: Any) -> tuple[Variable, Variable]:
         """(whether this run is the first since an update, whether it is not the last before the next one)"""
@@ -131,6 +119,3 @@ def _merged(g: Builder, startup: Any, p: Any, grad: Variable, begins: Variable, 
     g.elementwise_add(before, g.cast(grad, dtype=float32) if wide else grad, out={"Out": total})
     whole = g.scale(total, scale=factor)
     return g.cast(whole, dtype=grad.dtype) if wide else whole
-
-
-__all__ = ["GradientMergeOptimizer"]

@@ -12,14 +12,13 @@ from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
 from minigraph.optimizer.states import persistable
-from minigraph.optimizer.wrapped import rule_of
-from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
-from minigraph.program.blocks.restored import as_before_on_error
+from minigraph.optimizer.wrapped import Wrapping, all_or_nothing, rule_of
+from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import Builder, builder_of
 from minigraph.types import int64, tensor_type
 
 
-class LookAhead:
+class LookAhead(Wrapping):
     """`minimize` as of the optimizer inside, then the steps of the slow weights.
 
     alpha  how far slow weights go, in [0, 1]
@@ -44,11 +43,7 @@ class LookAhead:
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward, updates and slow weights: (update operators, [(parameter, gradient)])."""
         program = builder_of(loss).block.program
-        startup = startup_program if startup_program is not None else default_startup_program()
-        with (
-            program_guard(program, startup), as_before_on_error(program.global_block()),
-            as_before_on_error(startup.global_block()),
-        ):  # fmt: skip
+        with all_or_nothing(program, startup_program) as startup:
             ops, pairs = self.inner_optimizer.minimize(loss, startup_program, parameters, no_grad_set)
             trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
             with program.emitting("optimize"):
@@ -67,11 +62,3 @@ class LookAhead:
             g.where(meets, moved, slow, out={"Out": kept})
             g.where(meets, moved, p, out={"Out": p})
         g.assign(ran, out={"Out": step})
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_optimizer":  # before __init__ has set it
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)
-
-
-__all__ = ["LookAhead"]

@@ -102,6 +102,3 @@ class ModelAverage(Averages):
     def averaged(self) -> list[str]:
         """The names of the parameters."""
         return list(self._sums)
-
-
-__all__ = ["ModelAverage"]

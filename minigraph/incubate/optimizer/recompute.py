@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minigraph.compiler.checkpoints import recompute_between
 from minigraph.errors import ProgramError, require, shortened
 from minigraph.errors.kinds import ORDER
-from minigraph.program import Operator, Program, Variable, default_startup_program
-from minigraph.program.blocks.restored import as_before_on_error
+from minigraph.optimizer.wrapped import Wrapping, all_or_nothing
+from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import builder_of
 
 
-class RecomputeOptimizer:
+class RecomputeOptimizer(Wrapping):
     """`minimize` as of the optimizer inside; what lies between two checkpoints is computed again, not kept.
 
         optimizer = mg.incubate.optimizer.RecomputeOptimizer(mg.optimizer.Adam(1e-3))
@@ -45,7 +44,7 @@ class RecomputeOptimizer:
             self._checkpoints is not None, "RecomputeOptimizer has no checkpoints", ORDER,
             "call _set_checkpoints([...]) first",
         )  # fmt: skip
-        with _whole(loss, startup_program):
+        with all_or_nothing(builder_of(loss).block.program, startup_program):
             pairs = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
             recompute_between(loss.program, self._checkpoints)
         return pairs
@@ -59,22 +58,6 @@ class RecomputeOptimizer:
         no_grad_set: Iterable[Any] | None = None,
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward and update of `loss`: (update operators, [(parameter, gradient)])."""
-        with _whole(loss, startup_program):
+        with all_or_nothing(builder_of(loss).block.program, startup_program):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self._optimizer.apply_gradients(pairs), pairs
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_optimizer":  # before __init__ has set it
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)
-
-
-@contextmanager
-def _whole(loss: Any, startup: Program | None) -> Iterator[None]:
-    """Both programs stay as they were where something is refused inside."""
-    startup = startup if startup is not None else default_startup_program()
-    with as_before_on_error(builder_of(loss).block), as_before_on_error(startup.global_block()):
-        yield
-
-
-__all__ = ["RecomputeOptimizer"]

@@ -30,8 +30,8 @@ from minigraph.kernels.cores import cores
 from minigraph.kernels.parallel import together
 from minigraph.kernels.updates import Loop, elements
 
-BLOCK = 16384  # elements that a thread takes at once: about 10 us
-SHARE = 131072  # elements that are worth another thread: one takes about 80 us for them
+BLOCK = 16384  # elements that a thread takes at once
+SHARE = 131072  # elements that are worth another thread, which takes time to wake
 LINE = 8  # counters in a cache line: threads that count do not disturb each other
 OPTIONS: dict[str, Any] = {"error_model": "numpy"}  # a division by zero gives inf, as in NumPy
 INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python never calls it

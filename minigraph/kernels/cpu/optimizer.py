@@ -22,7 +22,7 @@ from minigraph.kernels.parallel import for_blocks
 from minigraph.kernels.updates import PLAIN, SHARED, Loop, Update, slots_of, update_of
 
 BLOCK = 196608  # elements
-FEW, OFTEN = 65536, 1000  # elements, and runs with them until machine code, about 1 s of work once, is worth its time
+FEW, OFTEN = 65536, 1000  # elements, and runs with them until it is worth its time to make machine code
 NORM_BLOCK = 8192  # elements that BLAS sums in the array's type: of longer ones it makes threads, whose sums differ
 UNCHANGED = 1.0, 0.0
 

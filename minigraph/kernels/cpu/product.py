@@ -25,7 +25,7 @@ Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # a, b, out
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # parts of a and of b, and what their product is written into
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
-PIECE = 2**23  # multiplications of a block at least: about 0.2 ms
+PIECE = 2**23  # multiplications of a block at least
 WIDTH = 256  # rows or columns of a block at least: BLAS copies the whole other operand for each
 
 

@@ -69,6 +69,3 @@ def attend(
         block_size=block_size, needs=["LogSumExp"], name=prefix,
     )  # fmt: skip
     return (out, sums) if return_lse else out
-
-
-__all__ = ["attend", "scaled_dot_product_attention"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from minigraph.errors import DTypeError, ShapeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.tensor import cast, log, mean, pow, square, squeeze, sum
+from minigraph.tensor import cast, log, matmul, mean, pow, square, squeeze, sum
 from minigraph.tensor.arguments import as_type, variable
 from minigraph.types import INTS
 
 from .activation import log_sigmoid, sigmoid
 from .linear import one_hot_as
+from .loss import cross_entropy
 from .reduction import same_shapes, with_reduction
 
 
@@ -121,8 +122,7 @@ def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: f
     pairs = cast(g.equal(g.reshape(labels, shape=(-1, 1)), g.reshape(labels, shape=(1, -1))), x.dtype)
     target = pairs / sum(pairs, axis=1, keepdim=True)
     lengths = mean(sum(square(x), axis=1)) + mean(sum(square(y), axis=1))
-    _, loss = g.softmax_with_cross_entropy(g.matmul(x, y, trans_y=True), target, soft_label=True)
-    return lengths * (0.25 * l2_reg) + mean(loss)
+    return lengths * (0.25 * l2_reg) + cross_entropy(matmul(x, y, transpose_y=True), target, soft_label=True)
 
 
 __all__ = [

@@ -85,6 +85,3 @@ def alpha_dropout(x: Variable, p: float = 0.5, training: bool = True, name: str 
     drawn = builder_of(x).uniform_random_like(as_type(x, float32), test_value=2.0, is_test=not training)
     dropped = where(drawn >= p, x, low) * factor - factor * low * p
     return where(drawn > 1.0, x, dropped)  # numbers that are drawn are below 1
-
-
-__all__ = ["alpha_dropout", "dropout", "dropout2d", "dropout3d"]

@@ -24,6 +24,3 @@ def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: s
     fits = isinstance(maxlen, int) and maxlen > 0
     require(fits, f"maxlen must be an int > 0, is {maxlen!r}", AttrError)
     return cast(less_than(arange(maxlen, dtype=x.dtype.name), unsqueeze(x, -1)), dtype, name=name)
-
-
-__all__ = ["sequence_mask"]

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..nodes import Nodes, Term
-from ..registry import form, no_counterpart, same
-from .elementwise import gelu
+from ..registry import FORMS, form, no_counterpart, same
 from .reductions import summed
 
 same({"determinant": "Det"})
@@ -38,7 +37,7 @@ def matmul_accumulate(g: Nodes, X: Term, Y: Term, Acc: Term, *, trans_x: bool, t
 def fused_gemm_epilogue(
     g: Nodes, X: Term, Y: Term, Bias: Term, *, trans_x: bool, trans_y: bool, activation: str, approximate: bool
 ) -> Any:
-    if "ReserveSpace" in g.wanted and activation != "gelu":
+    if "ReserveSpace" in g.wanted and activation == "relu":
         raise no_counterpart(f"ReserveSpace of {activation} is a mask of bits", "export program.clone(for_test=True)")
     if X.ndim == 2:
         flags = {name: 1 for name, on in (("transA", trans_x), ("transB", trans_y)) if on}
@@ -49,4 +48,4 @@ def fused_gemm_epilogue(
         z = g.MatMul(x, turned(g, Y, trans_y)) + bias
     if activation == "none":
         return z, None
-    return (g.Relu(z) if activation == "relu" else gelu(g, z, approximate=approximate)), z
+    return (g.Relu(z) if activation == "relu" else FORMS[activation](g, z, approximate=approximate)), z

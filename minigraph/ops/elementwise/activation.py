@@ -12,7 +12,7 @@ from minigraph.kernels.special import normal_cdf, normal_pdf
 from minigraph.opdef import op
 
 from .elementwise import destination, draw, masked
-from .unary import infer_float
+from .unary import SHAPES, infer_float, signed
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 TANH_CUBE = 0.044715
@@ -22,12 +22,6 @@ LONG = 32  # elements of a row from which a loop over rows is faster than one ov
 GELU = {False: "X * normal_cdf(X)", True: "X * logistic(C(2) * gelu_inner(X))"}
 GELU_GRAD = {False: "Out_grad * (normal_cdf(X) + X * normal_pdf(X))", True: "Out_grad * gelu_tanh_slope(X)"}
 SILU_GRAD = "[&] { const C s = C(1) / (C(1) + exp(-X)); return Out_grad * (C(1) + X * (C(1) - s)) * s; }()"
-SHAPES = ((4, 3), (), (0, 3), (1,))
-
-
-def _samples(rng):
-    for shape in SHAPES:
-        yield (draw(rng, shape),), {}
 
 
 def _pairs(rng):
@@ -47,12 +41,7 @@ def relu(X, *, out=None):
     return positive_part(X, out=out[0] if out else None)
 
 
-@relu.grad
-def _(g, Out, Out_grad):
-    return g.relu_grad(Out, Out_grad)
-
-
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="Out > C(0) ? Out_grad : C(0)")
+@op("X_grad", of=relu, traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="Out > C(0) ? Out_grad : C(0)")
 def relu_grad(Out, Out_grad, *, out=None):
     """Out_grad where Out > 0, else 0."""
     return masked(Out_grad, Out > 0, out[0] if out else None)
@@ -74,18 +63,14 @@ def _leaky_slope(X: np.ndarray, alpha: float) -> np.ndarray:
     return slopes[(X >= 0).view(np.int8)]
 
 
-@leaky_relu.grad
-def _(g, X, Out_grad, *, alpha):
-    return g.leaky_relu_grad(X, Out_grad, alpha=alpha)
-
-
 @leaky_relu.samples
 def _(rng):
     for shape in SHAPES:
         yield (draw(rng, shape),), {"alpha": 0.1}
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="X >= C(0) ? Out_grad : alpha * Out_grad")
+@op("X_grad", of=leaky_relu, traits={"elementwise"}, inplace={"X_grad": "Out_grad"},
+    cuda="X >= C(0) ? Out_grad : alpha * Out_grad")  # fmt: skip
 def leaky_relu_grad(X, Out_grad, *, alpha: float = 0.02, out=None):
     """Out_grad where X >= 0, else alpha * Out_grad."""
     return np.multiply(Out_grad, _leaky_slope(X, alpha), out=out[0] if out else None)
@@ -94,12 +79,6 @@ def leaky_relu_grad(X, Out_grad, *, alpha: float = 0.02, out=None):
 @leaky_relu_grad.grad
 def _(g, X, X_grad_grad, *, alpha):
     return None, g.leaky_relu_grad(X, X_grad_grad, alpha=alpha)
-
-
-@leaky_relu_grad.samples
-def _(rng):
-    for inputs, _ in _pairs(rng):
-        yield inputs, {"alpha": 0.1}
 
 
 def gelu_slope(x: np.ndarray, approximate: bool) -> np.ndarray:
@@ -147,11 +126,6 @@ def gelu(X, *, approximate: bool = False, out=None):
     return Out
 
 
-@gelu.grad
-def _(g, X, Out_grad, *, approximate):
-    return g.gelu_grad(X, Out_grad, approximate=approximate)
-
-
 @gelu.samples
 def _(rng):
     for approximate in (False, True):
@@ -159,7 +133,8 @@ def _(rng):
             yield (draw(rng, shape),), {"approximate": approximate}
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda=lambda a: GELU_GRAD[a["approximate"]])
+@op("X_grad", of=gelu, traits={"elementwise"}, inplace={"X_grad": "Out_grad"},
+    cuda=lambda a: GELU_GRAD[a["approximate"]])  # fmt: skip
 def gelu_grad(X, Out_grad, *, approximate: bool = False, out=None):
     """Out_grad times the derivative of gelu at X."""
     return np.multiply(Out_grad, gelu_slope(X, approximate), out=out[0] if out else None)
@@ -186,25 +161,13 @@ def _gelu_bend(g: Any, X: Any, approximate: bool) -> Any:
     return g.elementwise_mul(slope, g.elementwise_add(u1, g.elementwise_mul(X, inner)))
 
 
-@gelu_grad.samples
-def _(rng):
-    for approximate in (False, True):
-        for inputs, _ in _pairs(rng):
-            yield inputs, {"approximate": approximate}
-
-
 @op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="tanh(X)")
 def tanh(X, *, out=None):
     """The hyperbolic tangent of X."""
     return np.tanh(X, out=out[0] if out else None)
 
 
-@tanh.grad
-def _(g, Out, Out_grad):
-    return g.tanh_grad(Out, Out_grad)
-
-
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out"}, cuda="Out_grad * (C(1) - Out * Out)")
+@op("X_grad", of=tanh, traits={"elementwise"}, inplace={"X_grad": "Out"}, cuda="Out_grad * (C(1) - Out * Out)")
 def tanh_grad(Out, Out_grad, *, out=None):
     """Out_grad * (1 - Out^2)"""
     slope = np.multiply(Out, Out, out=destination(out, Out))
@@ -232,12 +195,7 @@ def sigmoid(X, *, out=None):
     return np.reciprocal(Out, out=Out)
 
 
-@sigmoid.grad
-def _(g, Out, Out_grad):
-    return g.sigmoid_grad(Out, Out_grad)
-
-
-@op("X_grad", traits={"elementwise"}, cuda="Out_grad * (C(1) - Out) * Out")
+@op("X_grad", of=sigmoid, traits={"elementwise"}, cuda="Out_grad * (C(1) - Out) * Out")
 def sigmoid_grad(Out, Out_grad, *, out=None):
     """Out_grad * Out * (1 - Out)"""
     slope = np.subtract(1, Out, out=destination(out, Out))
@@ -258,12 +216,7 @@ def silu(X, *, out=None):
     return np.divide(X, Out, out=Out)
 
 
-@silu.grad
-def _(g, X, Out_grad):
-    return g.silu_grad(X, Out_grad)
-
-
-@op("X_grad", traits={"elementwise"}, cuda=SILU_GRAD)
+@op("X_grad", of=silu, traits={"elementwise"}, cuda=SILU_GRAD)
 def silu_grad(X, Out_grad, *, out=None):
     """Out_grad * s * (1 + X * (1 - s)), s = sigmoid(X)"""
     s = one_plus_exp_minus(X, destination(out, X))
@@ -286,10 +239,9 @@ def _(g, X, Out_grad, X_grad_grad):
 
 
 for _op in (relu, tanh, sigmoid, silu):
-    _op.samples(_samples)
+    _op.samples(signed)
 
-for _op in (relu_grad, tanh_grad, sigmoid_grad, silu_grad):
-    _op.samples(_pairs)
+relu_grad.samples(_pairs)
 
 for _op in (relu, gelu, leaky_relu, tanh, sigmoid, silu):
     _op.infer(infer_float)

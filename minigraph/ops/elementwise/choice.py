@@ -6,8 +6,13 @@ import numpy as np
 
 from minigraph.opdef import OpDef, op
 
-from .elementwise import OPERAND_SHAPES, draw, infer_arithmetic
+from .elementwise import OPERAND_SHAPES, draw, function_of_two, infer_arithmetic
 from .unary import infer_float
+
+
+def _infer_floats(X, Y):
+    infer_float(X)
+    return infer_arithmetic(X, Y)
 
 
 def _operands(rng):
@@ -22,10 +27,7 @@ def atan2(X, Y, *, out=None):
     return np.arctan2(X, Y, out=out[0] if out else None)
 
 
-@atan2.infer
-def _(X, Y):
-    infer_float(X)
-    return infer_arithmetic(X, Y)
+atan2.infer(_infer_floats)
 
 
 @atan2.grad
@@ -40,14 +42,8 @@ atan2.samples(_operands)
 
 
 def _extremum(name: str, ufunc: np.ufunc, word: str, sign: str, compare: str) -> OpDef:
-    def choose(X, Y, *, out=None):
-        return ufunc(X, Y, out=out[0] if out else None)
-
-    choose.__name__ = name
-    choose.__doc__ = f"The {word} of X and Y with broadcasting, the other one where one is NaN."
-    of_x = f"X {sign} Y || Y != Y"
-    define = op(traits={"elementwise"}, cuda=f"{of_x} ? X : Y")
-    opdef = define(choose)
+    doc = f"The {word} of X and Y with broadcasting, the other one where one is NaN."
+    opdef = function_of_two(name, ufunc, doc, f"X {sign} Y || Y != Y ? X : Y")
 
     @opdef.grad
     def _(g, X, Y, Out_grad):
@@ -76,10 +72,7 @@ def nextafter(X, Y, *, out=None):
     return np.nextafter(X, Y, out=out[0] if out else None)
 
 
-@nextafter.infer
-def _(X, Y):
-    infer_float(X)
-    return infer_arithmetic(X, Y)
+nextafter.infer(_infer_floats)
 
 
 @nextafter.samples

@@ -9,7 +9,7 @@ from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import OpDef, op
 from minigraph.types import TensorType, bool_, broadcast_shapes
 
-from .elementwise import align, draw, infer_binary, masked, operands, sum_to
+from .elementwise import align, draw, function_of_two, infer_binary, masked, operands, sum_to
 
 
 def infer_truth(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
@@ -43,13 +43,9 @@ greater_equal = _comparison("greater_equal", np.greater_equal, "X >= Y")
 
 
 def _connective(name: str, ufunc: np.ufunc, word: str, cuda: str) -> OpDef:
-    def connect(X, Y, *, out=None):
-        return ufunc(X, Y, out=out[0] if out else None)
-
-    connect.__name__ = name
-    connect.__doc__ = f"X {word} Y as bool, with NumPy broadcasting; numbers are true where not zero."
-    define = op(traits={"elementwise", "nondifferentiable", "commutative"}, cuda=cuda)
-    return define(connect).infer(infer_truth).samples(_connective_samples)
+    doc = f"X {word} Y as bool, with NumPy broadcasting; numbers are true where not zero."
+    made = function_of_two(name, ufunc, doc, cuda, "nondifferentiable", "commutative")
+    return made.infer(infer_truth).samples(_connective_samples)
 
 
 def _connective_samples(rng):
@@ -97,12 +93,6 @@ def _(Condition, X, Y):
     return X.with_shape(broadcast_shapes(Condition.shape, X.shape, Y.shape, names=("Condition", "X", "Y")))
 
 
-@where.grad
-def _(g, Condition, X, Y, Out_grad):
-    X_grad, Y_grad = g.where_grad(Condition, X, Y, Out_grad)
-    return None, X_grad, Y_grad
-
-
 @where.samples
 def _(rng):
     for c, x, y in WHERE_SHAPES:
@@ -115,7 +105,7 @@ WHERE_SHAPES = (
 )  # fmt: skip
 
 
-@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"},
+@op("X_grad?, Y_grad?", of=where, traits={"pointwise"}, no_need_buffer={"X", "Y"},
     cuda={"X_grad": "Condition ? Out_grad : C(0)", "Y_grad": "Condition ? C(0) : Out_grad"})  # fmt: skip
 def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
     """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
@@ -125,21 +115,9 @@ def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
     )
 
 
-@where_grad.infer
-def _(Condition, X, Y, Out_grad):
-    return X, Y
-
-
 @where_grad.grad
 def _(g, Condition, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None):
     zeros = g.fill_any_like(Out_grad, value=0.0)  # have the shape of the result, which the parts may lack
     X_part = zeros if X_grad_grad is None else g.elementwise_add(zeros, X_grad_grad)
     Y_part = zeros if Y_grad_grad is None else g.elementwise_add(zeros, Y_grad_grad)
     return None, None, None, g.where(Condition, X_part, Y_part)
-
-
-@where_grad.samples
-def _(rng):
-    for c, x, y in WHERE_SHAPES:
-        Out_grad = draw(rng, np.broadcast_shapes(c, x, y))
-        yield (np.asarray(rng.random(c) < 0.5), draw(rng, x), draw(rng, y), Out_grad), {}

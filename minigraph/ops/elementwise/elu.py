@@ -9,9 +9,8 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.opdef import op
 
-from .activation import SHAPES
 from .elementwise import draw, masked
-from .unary import infer_float
+from .unary import SHAPES, infer_float, signed
 
 FORMS: tuple[dict[str, Any], ...] = ({}, {"alpha": 0.7}, {"alpha": 1.7, "scale": 1.1}, {"input_scale": 0.5})
 
@@ -31,11 +30,6 @@ def elu(X, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0):
 elu.infer(infer_float)
 
 
-@elu.grad
-def _(g, X, Out_grad, *, alpha, scale, input_scale):
-    return g.elu_grad(X, Out_grad, alpha=alpha, scale=scale, input_scale=input_scale)
-
-
 @elu.samples
 def _(rng):
     for attrs in FORMS:
@@ -43,7 +37,7 @@ def _(rng):
             yield (draw(rng, shape),), attrs
 
 
-@op("X_grad", traits={"elementwise"},
+@op("X_grad", of=elu, traits={"elementwise"},
     cuda="Out_grad * (X > C(0) ? C(scale) : scale * alpha * input_scale * exp(input_scale * X))")  # fmt: skip
 def elu_grad(X, Out_grad, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0):
     """Out_grad * scale where X > 0, else Out_grad * scale * alpha * input_scale * exp(input_scale * X)."""
@@ -62,13 +56,6 @@ def _(g, X, Out_grad, X_grad_grad, *, alpha, scale, input_scale):
     return bend, g.elu_grad(X, X_grad_grad, **attrs)
 
 
-@elu_grad.samples
-def _(rng):
-    for attrs in FORMS:
-        for shape in SHAPES:
-            yield (draw(rng, shape), draw(rng, shape)), attrs
-
-
 @op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="X < min ? C(min) : X > max ? C(max) : X")
 def hardtanh(X, *, min: float = -1.0, max: float = 1.0, out=None):
     """X brought into [min, max], NaN stays NaN. Unlike clip's its slope is 0 on the border, as relu's is at 0."""
@@ -81,11 +68,6 @@ def _(X, *, min, max):
     return infer_float(X)
 
 
-@hardtanh.grad
-def _(g, X, Out_grad, *, min, max):
-    return g.hardtanh_grad(X, Out_grad, min=min, max=max)
-
-
 @hardtanh.samples
 def _(rng):
     for shape in SHAPES:
@@ -93,7 +75,8 @@ def _(rng):
         yield (draw(rng, shape),), {"min": 0.0, "max": 6.0}
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="X > min && X < max ? Out_grad : C(0)")
+@op("X_grad", of=hardtanh, traits={"elementwise"}, inplace={"X_grad": "Out_grad"},
+    cuda="X > min && X < max ? Out_grad : C(0)")  # fmt: skip
 def hardtanh_grad(X, Out_grad, *, min: float = -1.0, max: float = 1.0, out=None):
     """Out_grad where min < X < max, else 0."""
     inside = (X.dtype.type(min) < X) & (X.dtype.type(max) > X)
@@ -103,13 +86,6 @@ def hardtanh_grad(X, Out_grad, *, min: float = -1.0, max: float = 1.0, out=None)
 @hardtanh_grad.grad
 def _(g, X, X_grad_grad, *, min, max):
     return None, g.hardtanh_grad(X, X_grad_grad, min=min, max=max)
-
-
-@hardtanh_grad.samples
-def _(rng):
-    for shape in SHAPES:
-        yield (draw(rng, shape), draw(rng, shape)), {}
-        yield (draw(rng, shape), draw(rng, shape)), {"min": 0.0, "max": 6.0}
 
 
 @op(traits={"elementwise"}, cuda="X / (C(1) + fabs(X))")
@@ -126,7 +102,4 @@ def _(g, X, Out_grad):
     return g.elementwise_div(Out_grad, g.square(g.scale(g.abs(X), bias=1.0)))
 
 
-@softsign.samples
-def _(rng):
-    for shape in SHAPES:
-        yield (draw(rng, shape),), {}
+softsign.samples(signed)

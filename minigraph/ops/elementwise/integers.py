@@ -9,7 +9,7 @@ from minigraph.errors.kinds import DIVIDED
 from minigraph.opdef import OpDef, op
 from minigraph.types import FLOATS, INTS, TensorType
 
-from .elementwise import draw, infer_arithmetic, infer_binary
+from .elementwise import draw, function_of_two, infer_arithmetic, infer_binary
 
 PAIRS = ((4, 3), (3,)), ((3,), (2, 3)), ((2, 1, 3), (4, 1)), ((), ()), ((2, 3), ()), ((0, 3), (1, 3))
 
@@ -70,13 +70,9 @@ def _bits(rng):
 
 
 def _of_bits(name: str, ufunc: np.ufunc, word: str, symbol: str) -> OpDef:
-    def combine(X, Y, *, out=None):
-        return ufunc(X, Y, out=out[0] if out else None)
-
-    combine.__name__ = name
-    combine.__doc__ = f"X {word} Y, bit by bit, of integers or of truth values; with broadcasting."
-    define = op(traits={"elementwise", "nondifferentiable", "commutative"}, cuda=f"X {symbol} Y")
-    return define(combine).infer(infer_bits).samples(_bits)
+    doc = f"X {word} Y, bit by bit, of integers or of truth values; with broadcasting."
+    made = function_of_two(name, ufunc, doc, f"X {symbol} Y", "nondifferentiable", "commutative")
+    return made.infer(infer_bits).samples(_bits)
 
 
 bitwise_and = _of_bits("bitwise_and", np.bitwise_and, "and", "&")

@@ -48,11 +48,6 @@ def infer_sum(X: TensorType, *, axis: tuple[int, ...] | None, keepdim: bool) -> 
     return reduced(X if X.is_float else X.with_dtype(int64), axis, keepdim)
 
 
-def infer_first(X: TensorType, *others: Any, **attrs: Any) -> TensorType:
-    """The gradient has X's type."""
-    return X
-
-
 def _samples(rng):
     for shape, axis, keepdim in CASES:
         yield (draw(rng, shape),), {"axis": axis, "keepdim": keepdim}
@@ -99,12 +94,7 @@ def _(r):
     r.once("Out", "result")
 
 
-@reduce_sum.grad
-def _(g, X, Out_grad, *, axis, keepdim):
-    return g.reduce_sum_grad(X, Out_grad, axis=axis, keepdim=keepdim)
-
-
-@op("X_grad", no_need_buffer={"X"}, gpu="elementwise.reduce", rows=GRAD_ROWS)
+@op("X_grad", of=reduce_sum, no_need_buffer={"X"}, gpu="elementwise.reduce", rows=GRAD_ROWS)
 def reduce_sum_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad, spread over X's shape."""
     return _spread(Out_grad, X.shape, axis, out)
@@ -145,12 +135,7 @@ def _(X, *, axis, keepdim):
     return reduced(X, axis, keepdim)
 
 
-@reduce_mean.grad
-def _(g, X, Out_grad, *, axis, keepdim):
-    return g.reduce_mean_grad(X, Out_grad, axis=axis, keepdim=keepdim)
-
-
-@op("X_grad", no_need_buffer={"X"}, gpu="elementwise.reduce", rows=GRAD_ROWS)
+@op("X_grad", of=reduce_mean, no_need_buffer={"X"}, gpu="elementwise.reduce", rows=GRAD_ROWS)
 def reduce_mean_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad / (number of elements in each mean), spread over X's shape."""
     return _spread(Out_grad / X.dtype.type(max(_count(X.shape, axis), 1)), X.shape, axis, out)
@@ -173,12 +158,7 @@ def reduce_prod(X, *, axis: Ints | None = None, keepdim: bool = False):
     return np.prod(X, axis=axis, keepdims=keepdim, dtype=dtype)
 
 
-@reduce_prod.grad
-def _(g, X, Out_grad, *, axis, keepdim):
-    return g.reduce_prod_grad(X, Out_grad, axis=axis, keepdim=keepdim)
-
-
-@op("X_grad", gpu="rows.cumsum")
+@op("X_grad", of=reduce_prod, gpu="rows.cumsum")
 def reduce_prod_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False):
     """Out_grad * the product of the other elements, which is right where elements are 0, too."""
     axes = normalize_axes(axis, X.ndim)
@@ -222,7 +202,7 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
     )
     extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out, or all of it for each."
     forward = op(gpu="elementwise.reduce", rows=ROWS)(extremum)
-    backward = op("X_grad", gpu="elementwise.reduce")(extremum_grad)
+    backward = op("X_grad", of=forward, gpu="elementwise.reduce")(extremum_grad)
 
     @forward.cuda_rows
     def _(r):
@@ -234,17 +214,13 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         require_elements(X, normalize_axes(axis, X.ndim))
         return reduced(X, axis, keepdim)
 
-    @forward.grad
-    def _(g, X, Out, Out_grad, **attrs):
-        return g.emit(f"{name}_grad", X, Out, Out_grad, **attrs)
-
     @backward.grad
     def _(g, X, Out, X_grad_grad, *, axis, keepdim, share):
         ones = g.fill_any_like(Out, value=1.0)
         parts = g.emit(f"{name}_grad", X, Out, ones, axis=axis, keepdim=keepdim, share=share)
         return None, None, g.reduce_sum(g.elementwise_mul(X_grad_grad, parts), axis=axis, keepdim=keepdim)
 
-    backward.infer(infer_first).samples(lambda rng: _extremum_grad_samples(rng, forward))
+    backward.samples(lambda rng: _extremum_grad_samples(rng, forward))
     return forward.samples(_extremum_samples)
 
 
@@ -268,9 +244,7 @@ reduce_min = _extremum("reduce_min", np.minimum, "smallest element")
 reduce_sum.infer(infer_sum).samples(_samples_with_ints)
 reduce_prod.infer(infer_sum).samples(_samples_with_ints)
 reduce_mean.samples(_samples_of_nothing)
-reduce_sum_grad.infer(infer_first).samples(_grad_samples)
-reduce_mean_grad.infer(infer_first).samples(_grad_samples)
-reduce_prod_grad.infer(infer_first)
+reduce_mean_grad.samples(_grad_samples)  # of something: there are no slopes of NaN
 
 
 def _position(name: str, function: Any, word: str) -> OpDef:
@@ -334,11 +308,6 @@ def _(X, *, axis, exclusive, reverse):
     return X
 
 
-@cumsum.grad
-def _(g, X, Out_grad, *, axis, exclusive, reverse):
-    return g.cumsum_grad(X, Out_grad, axis=axis, exclusive=exclusive, reverse=reverse)
-
-
 @cumsum.samples
 def _(rng):
     for exclusive in (False, True):
@@ -350,7 +319,7 @@ def _(rng):
     yield (np.array([1, 2, 3], "int32"),), {"axis": 0}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="rows.cumsum")
+@op("X_grad", of=cumsum, no_need_buffer={"X"}, gpu="rows.cumsum")
 def cumsum_grad(X, Out_grad, *, axis: int | None = None, exclusive: bool = False, reverse: bool = False):
     """Out_grad summed from the other end, in X's shape."""
     return _running_sum(Out_grad, axis or 0, exclusive, not reverse).reshape(X.shape)
@@ -359,9 +328,3 @@ def cumsum_grad(X, Out_grad, *, axis: int | None = None, exclusive: bool = False
 @cumsum_grad.grad
 def _(g, X_grad_grad, *, axis, exclusive, reverse):
     return None, g.cumsum(X_grad_grad, axis=axis, exclusive=exclusive, reverse=reverse)
-
-
-@cumsum_grad.samples
-def _(rng):
-    yield (draw(rng, (2, 4, 3)), draw(rng, (2, 4, 3))), {"axis": -1, "exclusive": True}
-    yield (draw(rng, (2, 3)), draw(rng, (6,))), {"reverse": True}

@@ -9,9 +9,9 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.opdef import op
 
-from .activation import SHAPES, one_plus_exp_minus
+from .activation import one_plus_exp_minus
 from .elementwise import destination, draw
-from .unary import infer_float
+from .unary import SHAPES, infer_float
 
 FORMS: tuple[dict[str, Any], ...] = ({}, {"beta": 2.5}, {"threshold": 1.25}, {"beta": 0.5, "threshold": 0.4})
 
@@ -53,11 +53,6 @@ def _(X, *, beta, threshold):
     return infer_float(X)
 
 
-@softplus.grad
-def _(g, X, Out_grad, *, beta, threshold):
-    return g.softplus_grad(X, Out_grad, beta=beta, threshold=threshold)
-
-
 @softplus.samples
 def _(rng):
     for attrs in FORMS:
@@ -65,7 +60,7 @@ def _(rng):
             yield (draw(rng, shape),), attrs
 
 
-@op("X_grad", traits={"elementwise"}, cuda=_slope)
+@op("X_grad", of=softplus, traits={"elementwise"}, cuda=_slope)
 def softplus_grad(X, Out_grad, *, beta: float = 1.0, threshold: float | None = None, out=None):
     """Out_grad * sigmoid(beta * X); Out_grad itself where beta * X > threshold."""
     z = X if beta == 1 else X * X.dtype.type(beta)
@@ -85,10 +80,3 @@ def _(g, X, Out_grad, X_grad_grad, *, beta, threshold):
         border = g.fill_constant(shape=(), value=threshold, dtype=X.dtype)
         bend = g.where(g.greater_than(z, border), g.fill_any_like(X, value=0.0), bend)
     return bend, g.softplus_grad(X, X_grad_grad, beta=beta, threshold=threshold)
-
-
-@softplus_grad.samples
-def _(rng):
-    for attrs in FORMS:
-        for shape in SHAPES:
-            yield (draw(rng, shape), draw(rng, shape)), attrs

@@ -282,11 +282,6 @@ def _(X, *, min, max):
     return X
 
 
-@clip.grad
-def _(g, X, Out_grad, *, min, max):
-    return g.clip_grad(X, Out_grad, min=min, max=max)
-
-
 @clip.samples
 def _(rng):
     for shape in SHAPES:
@@ -303,7 +298,7 @@ def _inside(attrs):
     return f"{' && '.join(sides)} ? Out_grad : C(0)" if sides else "Out_grad"
 
 
-@op("X_grad", traits={"elementwise"}, cuda=_inside)
+@op("X_grad", of=clip, traits={"elementwise"}, cuda=_inside)
 def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None):
     """Out_grad where min < X < max, else 0: none at the bounds, as in Paddle."""
     low, high = _bounds(X, min, max)
@@ -318,13 +313,6 @@ def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None
 @clip_grad.grad
 def _(g, X, X_grad_grad, *, min, max):
     return None, g.clip_grad(X, X_grad_grad, min=min, max=max)
-
-
-@clip_grad.samples
-def _(rng):
-    for shape in SHAPES:
-        yield (draw(rng, shape), draw(rng, shape)), {"min": -1.0, "max": 0.9}
-    yield (draw(rng, (4, 3)), draw(rng, (4, 3))), {"min": 0.1}
 
 
 def _converted(attrs):

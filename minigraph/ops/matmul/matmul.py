@@ -10,6 +10,7 @@ from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.kernels.cpu.product import product, products
 from minigraph.opdef import DTypeAttr, op
+from minigraph.ops.elementwise.elementwise import sum_to
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
 
 Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None]  # a product: operands, shape to give, out
@@ -95,13 +96,6 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 5))), {"trans_x": True, "out_dtype": "float32"}
 
 
-def _sum_to(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Sum the batch axes that broadcasting had added or stretched."""
-    extra = grad.ndim - len(shape)
-    stretched = tuple(i for i, s in enumerate(shape, extra) if s == 1 and grad.shape[i] != 1)
-    return grad.sum(axis=(*range(extra), *stretched)).reshape(shape) if extra or stretched else grad
-
-
 @op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="matmul.gemm")
 def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False, needs=("X_grad", "Y_grad"), out=None):
     """Gradients of X @ Y: Out_grad @ Y^T and X^T @ Out_grad, summed over broadcast batch axes."""
@@ -134,13 +128,8 @@ def _products(jobs: list[Job]) -> list[np.ndarray]:
 
 def _brought(result: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) == 1:
-        return _sum_to(result.reshape((*result.shape[:-2], shape[0])), shape)
-    return _sum_to(result, shape)
-
-
-@matmul_grad.infer
-def _(X, Y, Out_grad, *, trans_x, trans_y):
-    return X, Y
+        return sum_to(result.reshape((*result.shape[:-2], shape[0])), shape)
+    return sum_to(result, shape)
 
 
 @matmul_grad.flops

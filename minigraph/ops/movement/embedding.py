@@ -38,11 +38,6 @@ def _(Ids, W, *, padding_idx):
     return W.with_shape((*Ids.shape, W.shape[1]))
 
 
-@embedding.grad
-def _(g, Ids, W, Out_grad, *, padding_idx):
-    return None, g.embedding_grad(Ids, W, Out_grad, padding_idx=padding_idx)
-
-
 @embedding.samples
 def _(rng):
     yield (np.array([[3, 0], [1, 3]]), rng.normal(size=(5, 4))), {}
@@ -52,7 +47,7 @@ def _(rng):
     yield (np.zeros((0, 2), np.int64), rng.normal(size=(5, 4))), {}
 
 
-@op("W_grad", traits={"reports"}, no_need_buffer={"W"}, gpu="movement.index")
+@op("W_grad", of=embedding, traits={"reports"}, no_need_buffer={"W"}, gpu="movement.index")
 def embedding_grad(Ids, W, Out_grad, *, padding_idx: int | None = None):
     """W_grad[v] = the sum of Out_grad over the places where Ids is v, zero for padding_idx.
 
@@ -65,18 +60,6 @@ def embedding_grad(Ids, W, Out_grad, *, padding_idx: int | None = None):
     return W_grad
 
 
-@embedding_grad.infer
-def _(Ids, W, Out_grad, *, padding_idx):
-    return W
-
-
 @embedding_grad.grad
 def _(g, Ids, W_grad_grad, *, padding_idx):
     return None, None, g.embedding(Ids, W_grad_grad, padding_idx=padding_idx)
-
-
-@embedding_grad.samples
-def _(rng):
-    yield (np.array([[3, 0], [1, 3]]), rng.normal(size=(5, 4)), rng.normal(size=(2, 2, 4))), {}
-    yield (np.array([3, 0, 1]), rng.normal(size=(5, 4)), rng.normal(size=(3, 4))), {"padding_idx": 3}
-    yield (np.zeros((0,), np.int64), rng.normal(size=(5, 4)), rng.normal(size=(0, 4))), {}

@@ -62,13 +62,6 @@ def _(X, *, axes, starts, ends, steps, decrease_axes):
     return X.with_shape(without(tuple(shape), decrease_axes))
 
 
-@slice.grad
-def _(g, X, Out_grad, *, axes, starts, ends, steps, decrease_axes):
-    return g.slice_grad(
-        X, Out_grad, axes=axes, starts=starts, ends=ends, steps=steps, decrease_axes=decrease_axes
-    )
-
-
 @slice.samples
 def _(rng):
     yield (rng.normal(size=(4, 5)),), {"axes": (0,), "starts": (1,), "ends": (3,)}
@@ -79,7 +72,7 @@ def _(rng):
     yield (rng.normal(size=()),), {"axes": (), "starts": (), "ends": ()}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="movement.movement")
+@op("X_grad", of=slice, no_need_buffer={"X"}, gpu="movement.movement")
 def slice_grad(
     X, Out_grad, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = ()
 ):  # fmt: skip
@@ -94,15 +87,6 @@ def slice_grad(
 def _(g, X_grad_grad, *, axes, starts, ends, steps, decrease_axes):
     return None, g.slice(
         X_grad_grad, axes=axes, starts=starts, ends=ends, steps=steps, decrease_axes=decrease_axes
-    )
-
-
-@slice_grad.samples
-def _(rng):
-    yield (rng.normal(size=(4, 5)), rng.normal(size=(2, 5))), {"axes": (0,), "starts": (1,), "ends": (3,)}
-    yield (
-        (rng.normal(size=(4, 5)), rng.normal(size=(2,))),
-        {"axes": (0, 1), "starts": (2, 4), "ends": (3, 0), "steps": (1, -2), "decrease_axes": (0,)},
     )
 
 
@@ -150,11 +134,6 @@ def _(X, Index, *, axis):
     return X.with_shape((*X.shape[:axis], *Index.shape, *X.shape[axis + 1 :]))
 
 
-@gather.grad
-def _(g, X, Index, Out_grad, *, axis):
-    return g.gather_grad(X, Index, Out_grad, axis=axis)
-
-
 @gather.samples
 def _(rng):
     yield (rng.normal(size=(4, 3)), np.array([2, 0, 2, -1])), {}
@@ -164,7 +143,7 @@ def _(rng):
     yield (rng.normal(size=(0, 4)), np.array([1, 1], np.int32)), {"axis": 1}
 
 
-@op("X_grad", traits={"reports"}, no_need_buffer={"X"}, gpu="movement.index")
+@op("X_grad", of=gather, traits={"reports"}, no_need_buffer={"X"}, gpu="movement.index")
 def gather_grad(X, Index, Out_grad, *, axis: int = 0):
     """Each slice of X is given the sum of Out_grad over the positions that picked it."""
     axis = axis % X.ndim
@@ -178,13 +157,6 @@ def gather_grad(X, Index, Out_grad, *, axis: int = 0):
 @gather_grad.grad
 def _(g, Index, X_grad_grad, *, axis):
     return None, None, g.gather(X_grad_grad, Index, axis=axis)
-
-
-@gather_grad.samples
-def _(rng):
-    yield (rng.normal(size=(4, 3)), np.array([2, 0, 2, -1]), rng.normal(size=(4, 3))), {}
-    yield (rng.normal(size=(2, 4)), np.array([[3, 0], [3, 1]]), rng.normal(size=(2, 2, 2))), {"axis": 1}
-    yield (rng.normal(size=(2, 4)), np.array(-1), rng.normal(size=(2,))), {"axis": 1}
 
 
 @op(gpu="movement.index")

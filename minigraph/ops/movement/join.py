@@ -41,11 +41,6 @@ def _(X, *, axis):
     return X[0].with_shape(shape)
 
 
-@concat.grad
-def _(g, X, Out_grad, *, axis):
-    return g.concat_grad(X, Out_grad, axis=axis)
-
-
 @concat.samples
 def _(rng):
     yield ([rng.normal(size=(2, 3)), rng.normal(size=(1, 3)), rng.normal(size=(4, 3))],), {}
@@ -54,26 +49,15 @@ def _(rng):
     yield ([rng.normal(size=(2, 0)), rng.normal(size=(2, 3))],), {"axis": 1}
 
 
-@op("X_grad*", no_need_buffer={"X"}, shows=joined_from)
+@op("X_grad*", of=concat, no_need_buffer={"X"}, shows=joined_from)
 def concat_grad(X: Arrays, Out_grad, *, axis: int = 0):
     """The pieces of Out_grad that came from each of X; views."""
     return np.split(Out_grad, np.cumsum([x.shape[axis] for x in X])[:-1], axis=axis)
 
 
-@concat_grad.infer
-def _(X, Out_grad, *, axis):
-    return X
-
-
 @concat_grad.grad
 def _(g, X, X_grad_grad, *, axis):
     return [None] * len(X), g.concat(X_grad_grad, axis=axis)
-
-
-@concat_grad.samples
-def _(rng):
-    yield ([rng.normal(size=(2, 3)), rng.normal(size=(1, 3))], rng.normal(size=(3, 3))), {}
-    yield ([rng.normal(size=(2, 0)), rng.normal(size=(2, 3))], rng.normal(size=(2, 3))), {"axis": -1}
 
 
 def section_sizes(size: int, sections: tuple[int, ...] | None, num: int | None) -> list[int]:

@@ -55,11 +55,6 @@ def _(X, *, shape):
     return X.with_shape(reshaped(X.shape, shape))
 
 
-@reshape.grad
-def _(g, X, Out_grad, *, shape):
-    return g.reshape_grad(X, Out_grad)
-
-
 @reshape.samples
 def _(rng):
     yield (rng.normal(size=(4, 6)),), {"shape": (3, 8)}
@@ -71,7 +66,7 @@ def _(rng):
     yield (rng.normal(size=(3, 0)),), {"shape": (-1, 3)}
 
 
-@op("X_grad", no_need_buffer={"X"}, shows=whole)
+@op("X_grad", of=reshape, no_need_buffer={"X"}, shows=whole)
 def reshape_grad(X, Out_grad):
     """Out_grad in the shape of X: the gradient of reshape, squeeze, unsqueeze and flatten."""
     return Out_grad.reshape(X.shape)
@@ -87,13 +82,6 @@ def _(X, Out_grad):
 @reshape_grad.grad
 def _(g, Out_grad, X_grad_grad):
     return None, g.reshape_grad(Out_grad, X_grad_grad)
-
-
-@reshape_grad.samples
-def _(rng):
-    yield (rng.normal(size=(4, 6)), rng.normal(size=(3, 8))), {}
-    yield (rng.normal(size=()), rng.normal(size=(1, 1))), {}
-    yield (rng.normal(size=(0, 3)), rng.normal(size=(3, 0, 2))), {}
 
 
 @op(shows=transposed, joins=turned_back)
@@ -147,11 +135,6 @@ def _(X, *, axes):
     return X.with_shape(s for axis, s in enumerate(X.shape) if axis not in dropped)
 
 
-@squeeze.grad
-def _(g, X, Out_grad, *, axes):
-    return g.reshape_grad(X, Out_grad)
-
-
 @squeeze.samples
 def _(rng):
     yield (rng.normal(size=(1, 4, 1)),), {}
@@ -178,11 +161,6 @@ def unsqueeze(X, *, axes: Ints):
 @unsqueeze.infer
 def _(X, *, axes):
     return X.with_shape(unsqueezed(X.shape, axes))
-
-
-@unsqueeze.grad
-def _(g, X, Out_grad, *, axes):
-    return g.reshape_grad(X, Out_grad)
 
 
 @unsqueeze.samples
@@ -219,11 +197,6 @@ def _(X, *, start_axis, stop_axis):
     return X.with_shape(flattened(X.shape, start_axis, stop_axis))
 
 
-@flatten.grad
-def _(g, X, Out_grad, *, start_axis, stop_axis):
-    return g.reshape_grad(X, Out_grad)
-
-
 @flatten.samples
 def _(rng):
     yield (rng.normal(size=(2, 3, 4)),), {}
@@ -231,6 +204,14 @@ def _(rng):
     yield (rng.normal(size=(2, 3, 4, 2)),), {"start_axis": -3, "stop_axis": 2}
     yield (rng.normal(size=()),), {}
     yield (rng.normal(size=(2, 0, 4)),), {"start_axis": 1}
+
+
+def _in_the_shape_of_x(g, X, Out_grad, **attrs):
+    return g.reshape_grad(X, Out_grad)
+
+
+for _op in (squeeze, unsqueeze, flatten):
+    _op.grad(_in_the_shape_of_x)
 
 
 def expanded_shape(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -264,11 +245,6 @@ def _(X, *, shape):
     return X.with_shape(expanded_shape(X.shape, shape))
 
 
-@expand.grad
-def _(g, X, Out_grad, *, shape):
-    return g.expand_grad(X, Out_grad)
-
-
 @expand.samples
 def _(rng):
     yield (rng.normal(size=(4, 1)),), {"shape": (4, 3)}
@@ -278,7 +254,7 @@ def _(rng):
     yield (rng.normal(size=(1, 3)),), {"shape": (0, 3)}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="movement.movement")
+@op("X_grad", of=expand, no_need_buffer={"X"}, gpu="movement.movement")
 def expand_grad(X, Out_grad):
     """Out_grad summed over the axes along which X was repeated."""
     return Out_grad.copy() if Out_grad.shape == X.shape else sum_to(Out_grad, X.shape)
@@ -287,12 +263,6 @@ def expand_grad(X, Out_grad):
 @expand_grad.grad
 def _(g, X_grad_grad, Out_grad):
     return None, g.elementwise_add(g.fill_any_like(Out_grad, value=0.0), X_grad_grad)
-
-
-@expand_grad.samples
-def _(rng):
-    yield (rng.normal(size=(4, 1)), rng.normal(size=(2, 4, 3))), {}
-    yield (rng.normal(size=(3,)), rng.normal(size=(3,))), {}
 
 
 def tiled(sizes: tuple[int, ...], times: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -314,11 +284,6 @@ def _(X, *, repeat_times):
     return X.with_shape(0 if t == 0 else -1 if s == -1 else s * t for s, t in zip(sizes, times, strict=True))
 
 
-@tile.grad
-def _(g, X, Out_grad, *, repeat_times):
-    return g.tile_grad(X, Out_grad, repeat_times=repeat_times)
-
-
 @tile.samples
 def _(rng):
     yield (rng.normal(size=(2, 3)),), {"repeat_times": (2, 1)}
@@ -328,7 +293,7 @@ def _(rng):
     yield (rng.normal(size=(2,)),), {"repeat_times": (0,)}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="movement.movement")
+@op("X_grad", of=tile, no_need_buffer={"X"}, gpu="movement.movement")
 def tile_grad(X, Out_grad, *, repeat_times: Ints):
     """Out_grad summed over the copies of X."""
     sizes, times = tiled(X.shape, repeat_times)
@@ -339,9 +304,3 @@ def tile_grad(X, Out_grad, *, repeat_times: Ints):
 @tile_grad.grad
 def _(g, X_grad_grad, *, repeat_times):
     return None, g.tile(X_grad_grad, repeat_times=repeat_times)
-
-
-@tile_grad.samples
-def _(rng):
-    yield (rng.normal(size=(2, 3)), rng.normal(size=(4, 9))), {"repeat_times": (2, 3)}
-    yield (rng.normal(size=(3,)), rng.normal(size=(2, 6))), {"repeat_times": (2, 2)}

@@ -30,7 +30,7 @@ def _first_normalised(attrs, ndim):
 STATISTICS, PARAMETERS = frozenset({"Mean", "Variance"}), frozenset({"Scale", "Bias"})
 
 
-@op("Y, Mean, Variance", gpu="rows.norm",
+@op("Y, Mean, Variance", traits={"norm"}, gpu="rows.norm",
     rows=Rows(_first_normalised, STATISTICS, PARAMETERS, statistics=STATISTICS))  # fmt: skip
 def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
     """(X - mean) / sqrt(variance + epsilon) * Scale + Bias over the axes from begin_norm_axis on.
@@ -85,14 +85,6 @@ def _(X, Scale, Bias, *, begin_norm_axis, epsilon):
     return X, rows, rows
 
 
-@layer_norm.grad
-def _(g, X, Scale, Bias, Mean, Variance, Y_grad, Mean_grad=None, Variance_grad=None, *, begin_norm_axis, epsilon):
-    return g.layer_norm_grad(
-        X, Mean, Variance, Y_grad, Scale, Bias, Mean_grad, Variance_grad,
-        begin_norm_axis=begin_norm_axis, epsilon=epsilon,
-    )  # fmt: skip
-
-
 @layer_norm.samples
 def _(rng):
     yield (rng.normal(size=(4, 6)), rng.normal(size=(6,)), rng.normal(size=(6,))), {}
@@ -104,7 +96,7 @@ def _(rng):
 
 
 @op(
-    "X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"}, gpu="rows.norm",
+    "X_grad?, Scale_grad?, Bias_grad?", of=layer_norm, no_need_buffer={"Bias"}, gpu="rows.norm",
     rows=Rows(_first_normalised, STATISTICS | {"Mean_grad", "Variance_grad"}, PARAMETERS,
               frozenset({"Scale_grad", "Bias_grad"})),
 )  # fmt: skip
@@ -162,11 +154,6 @@ def _(r):
     r.lines.append(f"const C constant = {constant}, slope = {slope};")
     # Linear in d and in x - mean, as the kernel in rows/norm.cu: (d - sum - h * product) * inverse rounds d twice more.
     r.each("X_grad", f"{d} * inverse + (({x} - mean) * slope + constant)")
-
-
-@layer_norm_grad.infer
-def _(X, Mean, Variance, Y_grad, Scale, Bias, Mean_grad, Variance_grad, *, begin_norm_axis, epsilon):
-    return X, Scale, Bias
 
 
 @layer_norm_grad.samples

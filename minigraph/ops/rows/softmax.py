@@ -53,11 +53,6 @@ def _(X, *, axis):
     return X
 
 
-@softmax.grad
-def _(g, Out, Out_grad, *, axis):
-    return g.softmax_grad(Out, Out_grad, axis=axis)
-
-
 @softmax.samples
 def _(rng):
     yield (rng.normal(size=(4, 3)),), {}
@@ -68,7 +63,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op("X_grad", inplace={"X_grad": "Out_grad"}, gpu="rows.softmax", rows=ROWS)
+@op("X_grad", of=softmax, inplace={"X_grad": "Out_grad"}, gpu="rows.softmax", rows=ROWS)
 def softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     """Out * (Out_grad - sum(Out * Out_grad) along axis)"""
     total = (Out * Out_grad).sum(axis=axis, keepdims=True)
@@ -99,12 +94,6 @@ def _(g, Out, Out_grad, X_grad_grad, *, axis):
     return to_out, g.softmax_grad(Out, X_grad_grad, axis=axis)
 
 
-@softmax_grad.samples
-def _(rng):
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {}
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {"axis": 0}
-
-
 @op(inplace={"Out": "X"}, gpu="rows.softmax", rows=ROWS)
 def log_softmax(X, *, axis: int = -1, out=None):
     """log(softmax(X)) = X - log(sum of exp(X) along axis), without log(0)."""
@@ -127,11 +116,6 @@ def _(X, *, axis):
     return X
 
 
-@log_softmax.grad
-def _(g, Out, Out_grad, *, axis):
-    return g.log_softmax_grad(Out, Out_grad, axis=axis)
-
-
 @log_softmax.samples
 def _(rng):
     yield (rng.normal(size=(4, 3)),), {}
@@ -140,7 +124,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {"axis": -1}
 
 
-@op("X_grad", gpu="rows.softmax", rows=ROWS)
+@op("X_grad", of=log_softmax, gpu="rows.softmax", rows=ROWS)
 def log_softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     """Out_grad - exp(Out) * sum(Out_grad) along axis"""
     scaled = np.exp(Out, out=out[0] if out else None)
@@ -167,9 +151,3 @@ def _(g, Out, Out_grad, X_grad_grad, *, axis):
     total = g.reduce_sum(Out_grad, axis=(axis,), keepdim=True)
     to_out = g.scale(g.elementwise_mul(weighted, total), scale=-1.0)
     return to_out, g.elementwise_sub(X_grad_grad, g.reduce_sum(weighted, axis=(axis,), keepdim=True))
-
-
-@log_softmax_grad.samples
-def _(rng):
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {}
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {"axis": 0}

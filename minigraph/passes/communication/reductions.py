@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from minigraph.errors import VerifyError
 from minigraph.ir.graph import Graph, OpNode, VarNode
-from minigraph.program.reductions import REDUCE
-
-
-def is_reduction(op: OpNode) -> bool:
-    """Whether ranks add up a gradient, or a bucket of them, here."""
-    return op.type in REDUCE and op.role == "backward" and op.forward is None
+from minigraph.program.reductions import REDUCE, is_reduction
 
 
 def reductions(graph: Graph) -> list[OpNode]:

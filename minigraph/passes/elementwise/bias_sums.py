@@ -1,7 +1,7 @@
 """The gradient of a bias is summed by the kernel on rows that computes what is summed.
 
-    D = chain(layer_norm_grad(...));  DX, DY, DBias = fused_gemm_epilogue_grad(D, X, Y)
-        ->  DBias = column_sums(D);   DX, DY = fused_gemm_epilogue_grad(D, X, Y)
+    D = chain of the gradient of a norm;  DX, DY, DBias = fused_gemm_epilogue_grad(D, X, Y)
+        ->  DBias = column_sums(D);          DX, DY = fused_gemm_epilogue_grad(D, X, Y)
 
 fuse_elementwise takes the sum into the kernel of the chain, which keeps sums over rows anyway, those of the norm's
 scale and bias. So D is not read once more. An example are the layers of a transformer whose results are added to its

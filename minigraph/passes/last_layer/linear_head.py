@@ -1,6 +1,6 @@
 """What a linear layer under a cross entropy looks like, found from the loss upwards.
 
-    matmul -> (+ Bias) -> (cast) -> (softcap) -> (slice, reshape of rows) -> softmax_with_cross_entropy
+    matmul -> (+ Bias) -> (cast) -> (softcap) -> (slice, reshape of rows) -> an operator of cross entropy
                                                             or -> log_softmax -> * one_hot -> reduce_sum
 
 The steps in brackets may be there or not and change places where that means the same. Labels are class numbers,
@@ -57,7 +57,7 @@ class Head:
 class HeadPattern:
     """Stands where rules have a Pattern (passes/engine/pattern.py); the loss is an operator, or written out."""
 
-    def __init__(self, root_type: str = "softmax_with_cross_entropy") -> None:
+    def __init__(self, root_type: str) -> None:
         self.root_type = root_type
 
     def match(self, anchor: OpNode) -> tuple[list[Match], int, str]:

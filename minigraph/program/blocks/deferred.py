@@ -19,6 +19,7 @@ import numpy as np
 from minigraph.errors import AttrError, CallSite, ShapeError, raise_unknown, require
 from minigraph.errors.kinds import COUNT, UNKNOWN_NAME
 from minigraph.program import unique_name
+from minigraph.program.builder import as_list
 from minigraph.program.default_dtype import used_dtype
 from minigraph.program.program import Program, Variable, program_guard
 from minigraph.types import TensorType
@@ -58,7 +59,7 @@ def block_of(
             inside.enter_context(guard)
         made = function(**read_arguments(attrs["arguments"], given, numbers))
         note(made)
-        results = [_own(sub.block0, v) if v.is_data else v for v in listed(made)]
+        results = [_own(sub.block0, v) if v.is_data else v for v in as_list(made)]
     sub.fetched = tuple(v.name for v in results)
     return sub.clone(for_test=True) if attrs.get("is_test") else sub
 
@@ -79,11 +80,6 @@ def check_results(block: SubProgram, declared: Sequence[TensorType]) -> None:
     for i, (t, wanted) in enumerate(zip(found, declared, strict=True)):
         require(wanted.accepts(t), f"result {i} of {block.name} is {t} for these numbers, declared is {wanted}",
                 ShapeError)  # fmt: skip
-
-
-def listed(made: Any) -> list[Variable]:
-    """What a function returned, in a list."""
-    return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
 def _own(block: Any, v: Variable) -> Variable:

@@ -149,6 +149,3 @@ def _sweep(path: str, folder: str, current: Manifest | None) -> None:
 def _try_to_sweep(path: str, folder: str, current: Manifest | None) -> None:
     with suppress(OSError):  # the next save tries again
         _sweep(path, folder, current)
-
-
-__all__ = ["State", "commit"]

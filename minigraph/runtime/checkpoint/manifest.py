@@ -121,6 +121,3 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     _require(len(fields) == len(pairs), "a name stands twice in it")
     return fields
-
-
-__all__ = ["LIMIT", "Manifest", "parsed"]

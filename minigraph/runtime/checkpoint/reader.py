@@ -132,6 +132,3 @@ def _manifest(path: str) -> Manifest | None:
         raise storage.problem_with("read", at, problem) from None
     finally:
         os.close(descriptor)
-
-
-__all__ = ["Checkpoint", "opened"]

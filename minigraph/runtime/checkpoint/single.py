@@ -68,6 +68,3 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
             os.close(descriptor)
     except OSError as problem:
         raise storage.problem_with("read", path, problem) from None
-
-
-__all__ = ["file_path", "read_arrays", "read_file", "write_file"]

@@ -88,6 +88,3 @@ def _is_count(value: Any) -> bool:
 
 def _described(kind: Any) -> str:
     return "a rate without a schedule" if kind is None else str(kind)
-
-
-__all__ = ["check_training", "resume_training", "training_state"]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.kernels.groups import Group, Pieces, RankError
+from minigraph.kernels.groups import Group, Pieces, RankError, seen_as
 
 from .meeting import (
     ENDED,
@@ -70,7 +70,7 @@ class ConnectedGroup(Group):
         numbers = {key: i for i, key in enumerate(parts)}
         mine = Given(label, [numbers[id(piece)] for piece in pieces], list(parts.values()))
         came = self._guarded(lambda: self._serve(mine) if self.rank == 0 else self._ask(mine), label)
-        return combine([_seen(x, own) for x in came])
+        return combine([seen_as(x, own) for x in came])
 
     def leave(self) -> None:
         """Let the others see that this rank is gone."""
@@ -197,12 +197,3 @@ class ConnectedGroup(Group):
         if isinstance(found[0], BaseException):
             raise found[0]
         return found[0]
-
-
-def _seen(received: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Bytes as an array of the type of `like`, and of its shape where it has as many."""
-    array = received.view(like.dtype)
-    return array.reshape(like.shape) if array.size == like.size else array
-
-
-__all__ = ["ConnectedGroup"]

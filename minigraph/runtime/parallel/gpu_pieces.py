@@ -18,18 +18,18 @@ from minigraph.runtime.schedule import Schedule
 def lay_pieces(values: ValueBuffers, reports: int) -> None:
     """Let pieces lie in what they are pieces of; `reports` is the last step that may report a fault."""
     schedule = values.schedule
-    if not any(step.op.type == "c_gather_shards" for step in schedule.steps):
+    gathering = [step for step in schedule.steps if step.op.type == "c_gather_shards"]
+    if not gathering:
         return
     readers: dict[int, list[int]] = {}  # steps that read a value, or another one that shows it
     for position, step in enumerate(schedule.steps):
         for i in {*step.read, *(schedule.values[i].root for i in step.read)}:
             readers.setdefault(i, []).append(position)
-    for step in schedule.steps:
-        if step.op.type == "c_gather_shards":
-            slots = step.inputs[0], step.in_place[0] or [None] * len(step.outputs[0]), step.outputs[0]
-            for piece, whole, made in zip(*slots, strict=True):
-                if whole is not None and values.buffers[made] is values.buffers[whole]:
-                    _lay(values, readers, piece, whole, reports)
+    for step in gathering:
+        slots = step.inputs[0], step.in_place[0] or [None] * len(step.outputs[0]), step.outputs[0]
+        for piece, whole, made in zip(*slots, strict=True):
+            if whole is not None and values.buffers[made] is values.buffers[whole]:
+                _lay(values, readers, piece, whole, reports)
 
 
 def _lay(values: ValueBuffers, readers: dict[int, list[int]], piece: int, whole: int, reports: int) -> None:

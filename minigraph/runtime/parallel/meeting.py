@@ -161,9 +161,3 @@ def multiprocessing_connection() -> Any:
     from multiprocessing import connection
 
     return connection
-
-
-__all__ = [
-    "ENDED", "Ends", "MeetingPoint", "Who", "head_of", "multiprocessing_connection", "reach", "say", "wait_for_all",
-    "why",
-]  # fmt: skip

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import PlaceError, ProgramError, require
-from minigraph.kernels.groups import Group, Pieces, RankError
+from minigraph.kernels.groups import Group, Pieces, RankError, seen_as
 
 from .threads import TIMEOUT
 
@@ -56,7 +56,7 @@ class MPIGroup(Group):
             self.world.Ialltoallv([given, (sizes, places), byte], [received, (counts, ends - counts), byte]), label
         )
         return combine([
-            _seen(received[end - count : end], own) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
+            seen_as(received[end - count : end], own) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
         ])  # fmt: skip
 
     def end(self, code: int = 1) -> None:
@@ -138,18 +138,9 @@ def _packed(pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
     return joined, np.array([starts[id(piece)] for piece in pieces], np.int64)
 
 
-def _seen(received: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Bytes as an array of the type of `like`, and of its shape where it has as many."""
-    array = received.view(like.dtype)
-    return array.reshape(like.shape) if array.size == like.size else array
-
-
 def check_world(group: MPIGroup, rank: int, size: int) -> None:
     """MPI has the ranks that the launcher said."""
     require(
         (group.rank, group.size) == (rank, size), f"the launcher says rank {rank} of {size}, MPI rank {group.rank} of"
         f" {group.size}", ProgramError, "mpirun and mpi4py belong to one MPI: both from `pip install 'minigraph[mpi]'`",
     )  # fmt: skip
-
-
-__all__: Sequence[str] = ["MPIGroup", "check_world", "end_all_on_error"]

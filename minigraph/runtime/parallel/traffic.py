@@ -79,6 +79,3 @@ def _bytes(op: Operator, ranks: int) -> int:
     types = [v.type if sent == "auto" else v.type.with_dtype(sent) for v in whole if v.type.is_static]
     nbytes = sum(t.nbytes for t in types)
     return nbytes * (ranks - 1) if op.type == "c_allgather" else RING[op.type] * nbytes * (ranks - 1) // ranks
-
-
-__all__ = ["Sent", "Traffic", "traffic"]

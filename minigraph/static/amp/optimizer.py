@@ -16,7 +16,7 @@ from minigraph.compiler.mixed_precision import narrow_initial_values
 from minigraph.errors import ProgramError, require
 from minigraph.errors.kinds import ORDER
 from minigraph.optimizer.states import persistable
-from minigraph.optimizer.wrapped import rule_of
+from minigraph.optimizer.wrapped import Wrapping, rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
 from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import Builder
@@ -29,7 +29,7 @@ from .settings import Settings
 ParamsGrads = list[tuple[Any, Any]]
 
 
-class OptimizerWithMixedPrecision:
+class OptimizerWithMixedPrecision(Wrapping):
     """What `decorate` returns; it has the methods of the optimizer, too."""
 
     def __init__(self, optimizer: Any, settings: Settings) -> None:
@@ -42,11 +42,6 @@ class OptimizerWithMixedPrecision:
         self._steps: tuple[Variable, ...] = ()  # good and bad ones in a row
         self._scaled_loss: Variable | None = None
         self._narrowed: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_optimizer":  # a copy asks before it has one
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)
 
     def get_loss_scaling(self) -> Variable:
         """The variable with the loss scale of the next step, float32 [1]."""

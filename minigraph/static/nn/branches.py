@@ -216,6 +216,3 @@ def _numbered(branch_fns: Any) -> dict[int, Function]:
         require(pair[0] not in functions, f"branch_fns has number {pair[0]} twice", BLOCKS)
         functions[pair[0]] = pair[1]
     return functions
-
-
-__all__ = ["case", "cond", "switch_case"]

@@ -62,6 +62,3 @@ def _product(
     if x.ndim > kept + 1:
         x = g.flatten(x, start_axis=kept)
     return g.matmul(x, weight, name=prefix)
-
-
-__all__ = ["fc"]

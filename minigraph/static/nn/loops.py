@@ -191,6 +191,3 @@ def _settle_sizes(test: SubProgram, rounds: SubProgram, carried: list[TensorType
         rounds.take_types([*carried, *more])
     if carried != test.input_types[: len(carried)]:
         test.take_types([*carried, *more])
-
-
-__all__ = ["while_loop"]

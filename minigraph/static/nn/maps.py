@@ -78,6 +78,3 @@ def needed(parameter: Parameter | None, call: str) -> Parameter:
     if parameter is None:
         raise MISSING(f"{call} needs a weight, param_attr=False gives none", call=call, site=call_site())
     return parameter
-
-
-__all__ = ["bilinear_tensor_product", "embedding", "prelu"]

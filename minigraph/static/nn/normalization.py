@@ -139,6 +139,3 @@ def _wide(x: Variable) -> np.dtype:
 def _check_layout(call: str, layout: str) -> None:
     if layout not in ("NCHW", "NHWC"):
         raise AttrError(f"data_layout {layout!r} is not NCHW or NHWC", call=call, site=call_site())
-
-
-__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "spectral_norm"]

@@ -65,6 +65,3 @@ def _check_gradients(inputs: Sequence[Variable], grads: Sequence[Variable], resu
     )  # fmt: skip
     for v, grad in zip(inputs, grads, strict=True):
         require(v.type.accepts(grad.type), f"the gradient of {v} would be {grad}")
-
-
-__all__ = ["static_pylayer"]

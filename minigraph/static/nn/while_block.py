@@ -52,6 +52,3 @@ class While:
                 f"{self.name}.cond", block.program, lambda: None, finish=lambda sub, _: sub.captured(self.cond)
             )
             append_loop(self.name, block, (test, flag), (rounds, []), [])
-
-
-__all__ = ["While"]

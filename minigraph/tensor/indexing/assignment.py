@@ -103,6 +103,3 @@ def _spread(value: Variable, part: Variable) -> Variable:
     same = spread.ndim == part.ndim and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
     require(same, f"value is {value}, x[index] is {part}", ShapeError)
     return spread
-
-
-__all__ = ["setitem"]

@@ -1,10 +1,7 @@
 """Large products of 16-bit floats on Hopper, with what happens around them in one kernel: hopper_product.cu.
 
-On an H200, 8192 x 4096 x 4096 in bfloat16, with gelu in its tanh form and what backward needs: .362 ms where
-cuBLASLt's epilogue takes .396, under a long load .417 and .460; with gelu's slope .359 and .387, .416 and .441.
-With gelu's erf form and what backward needs .360 ms, where the library's product and a kernel after it take .374
-(bench/results/gpu_gelu.json).
-A product alone takes what cuBLASLt takes.
+With gelu, in either form, or with its slope they take less time than cuBLASLt's epilogue or its product and a kernel
+behind that: bench/results/gpu_gelu.json has both by sizes. A product alone takes what cuBLASLt takes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from minigraph.kernels.updates import Update
 from minigraph.types import uint8
 
 SMALL = 1 << 18  # bytes below which a state stays on the card: its copies take longer to begin than to run
-BLOCK = 16 << 20  # bytes of a block: what the bus needs 0.3 ms for, and only the first and the last one wait alone
+BLOCK = 16 << 20  # bytes of a block, by bench/results/gpu_paged.json; only the first and the last wait alone
 PLACES = 3  # of the ring: one that comes, one that is updated, one that goes
 COME, UPDATE, GO = 1, 0, 2  # lanes
 
