@@ -124,7 +124,7 @@ def bind_program(
     if options.inplace:
         lay_pieces(values, len(schedule.steps) if checking else last_report(schedule.steps))
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(schedule, binder, values, settling.settle, checks, siblings.earlier)
+    recorded = record(schedule, binder, values, settling.settle, checks, siblings.earlier, siblings.templates)
     check_guards(recorded)
     tell_guards(recorded)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.moved import Earlier
+from minigraph.kernels.cuda.record.templates import Known
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
@@ -33,6 +34,7 @@ class Siblings:
     """What plans of one program that differ in the sizes of their feeds know of each other.
 
     earlier   what operators recorded that are the same for all sizes
+    templates what others recorded, as far as it holds for more sizes
     layouts   where blocks of temporary memory lie in the largest that are there
     schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
@@ -41,6 +43,7 @@ class Siblings:
     """
 
     earlier: Earlier = field(default_factory=dict)
+    templates: Known = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
     schedules: WeakValueDictionary[Any, Schedule] = field(default_factory=WeakValueDictionary)
     plans: int = 0

@@ -13,6 +13,7 @@ from .buffer import Arena, Buffer, Table, Words, owner
 from .call import Call
 from .calls import ARGUMENTS, Choice, Copy, Fill, Gemm, HostCall, Launch
 from .compile import full_source
+from .symbolic import scalar
 
 WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
 SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
@@ -111,7 +112,7 @@ class Binder:
         together: bool = False, form: Any = None, reads: tuple[Buffer, ...] = (),
     ) -> None:  # fmt: skip
         """Launch `function` of a generated source; a grid without blocks launches nothing."""
-        blocks = (grid,) if isinstance(grid, int) else tuple(grid)
+        blocks = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
         if 0 in blocks:
             return
         x, y, z = (*blocks, 1, 1)[:3]
@@ -223,14 +224,14 @@ def workspace_of(call: Gemm) -> int:
     return min(max(least, SPLITS * 4 * call.m * call.n * call.batch), most)
 
 
-def i64(value: int) -> np.int64:
+def i64(value: int) -> Any:
     """A kernel argument of type long long."""
-    return np.int64(value)
+    return scalar(np.int64, value)
 
 
-def i32(value: int) -> np.int32:
+def i32(value: int) -> Any:
     """A kernel argument of type int."""
-    return np.int32(value)
+    return scalar(np.int32, value)
 
 
 def blocks_for(items: int, per_block: int) -> int:

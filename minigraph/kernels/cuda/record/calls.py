@@ -27,6 +27,7 @@ from .call import (
     moved,
     names_of,
 )
+from .symbolic import Scalar
 
 ARGUMENTS = 32764  # bytes of a kernel's arguments that an H200 takes
 WIDTHS: dict[type, int] = {Buffer: 8} | {
@@ -70,7 +71,7 @@ class Launch(Call):
 
     def _width(self, arg: Any) -> int:
         """Bytes of an argument."""
-        assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
+        assert isinstance(arg, (Buffer, Words, np.generic, Scalar)), f"{self.function}: {arg!r} has no fixed width"
         return 8 if isinstance(arg, Buffer) else arg.nbytes
 
     def buffers(self) -> list[Buffer]:

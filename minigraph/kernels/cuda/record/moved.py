@@ -99,6 +99,16 @@ class Repeats:
             self.known[key], self.earlier[self.binder.step] = own, (key, own)
             self._touched.update((id(call), (call, roots)) for call, roots in touched)
 
+    def remember(
+        self, key: Hashable, given: list[Buffer], filled: list[tuple[Call, list[Buffer]]], calls: Sequence[Call],
+        notes: list[str],
+    ) -> None:  # fmt: skip
+        """As `keep`, for calls of a template, `filled`, if they are those that run."""
+        if [id(call) for call, _ in filled] == [id(call) for call in calls]:
+            self._touched.update((id(pair[0]), pair) for pair in filled)
+            if self.binder.step not in self.binder.wrong:
+                self.known[key] = Recording(filled, given, list(self.binder.scratches[-1]), notes, self.binder.fault)
+
     def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
         known = self.known.get(key) or self._earlier(key)
