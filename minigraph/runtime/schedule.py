@@ -62,6 +62,13 @@ class Step:
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
     typed: dict[int, list[int]] | None = None
+    _attrs: str = ""
+
+    @property
+    def attrs(self) -> str:
+        """The attributes of the operator as a text, which is made once."""
+        self._attrs = self._attrs or repr(self.op.attrs)
+        return self._attrs
 
     @property
     def updates(self) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.errors import ShapeError
-from minigraph.runtime.cuda import sizes as sizes_module
+from minigraph.runtime.cuda import resized as resized_module
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.runtime.schedule import Schedule
@@ -92,7 +92,7 @@ def stale_types(step, values, before):
 
 
 def test_types_of_sizes_before_are_seen(monkeypatch):
-    monkeypatch.setattr(sizes_module, "_again", stale_types)
+    monkeypatch.setattr(resized_module, "_again", stale_types)
     with pytest.raises((AssertionError, ShapeError)):
         list(map(check_plans, range(8)))
 

@@ -14,10 +14,10 @@ from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.kernels.cuda.record.calls import Copy
-from minigraph.kernels.cuda.record.moved import Earlier, Repeats
+from minigraph.kernels.cuda.record.moved import Earlier, Repeats, given_in
 from minigraph.kernels.cuda.record.templates import Known, Resized
 from minigraph.kernels.groups import present
-from minigraph.runtime.schedule import Schedule, Step, flat
+from minigraph.runtime.schedule import Schedule, Step
 from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
@@ -51,8 +51,9 @@ class Recorded:
     @cached_property
     def looking(self) -> frozenset[int]:
         """The positions of the launches that are given the record of faults."""
-        fault = self.binder.fault
-        return frozenset([i for i, call in enumerate(self.binder.calls) if call.looks_at(fault)])
+        fault, touched_by = self.binder.fault, self.repeats.touched_by
+        calls = enumerate(self.binder.calls)
+        return frozenset([i for i, call in calls if fault in touched_by(call) and call.looks_at(fault)])
 
 
 def record(
@@ -124,14 +125,13 @@ def _record_operator(
     opdef, first, guarded = step.op.opdef, len(binder.calls), bool(binder.wrong)
     ins = {s.name: _buffer(values, i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
     outs = {s.name: _buffer(values, i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
-    what = opdef, repr(step.op.attrs), guarded
-    key, roots = repeats.key(what, [*ins.values(), *outs.values()])
-    known = repeats.again(key, roots)
+    what, given = (opdef, step.attrs, guarded, binder.stored), given_in((*ins.values(), *outs.values()), binder.outside)
+    key = what, given.facts, given.sizes
+    known = repeats.again(key, given.roots)
     if known is not None:
         binder.calls += known
         return
-    given = flat([*ins.values(), *outs.values()])
-    templates = resized.templates((what, tuple(map(_count, (*ins.values(), *outs.values())))), given)
+    templates = resized.templates(what, given)
     notes = len(binder.notes)
     filled = resized.filled(templates, given)
 
@@ -151,14 +151,9 @@ def _record_operator(
         raise error.at(step.op.call(), step.op.site) from None
     calls, texts = binder.calls[first:], [text for _, text in binder.notes[notes:]]
     if filled is None:
-        repeats.keep(key, roots, calls, texts)
+        repeats.keep(key, given.roots, calls, texts)
     else:
-        repeats.remember(key, roots, filled, calls, texts)
-
-
-def _count(slot: Any) -> int:
-    """What a slot holds: how many buffers in a list, -1 for one, -2 for none."""
-    return len(slot) if isinstance(slot, list) else -2 if slot is None else -1
+        repeats.remember(key, given.roots, filled, calls, texts)
 
 
 def _given(slots: Mapping[str, Any], left: Iterator[Buffer]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .binder import Binder
@@ -48,6 +48,47 @@ Earlier = dict[int, tuple[Hashable, Recording]]
 """What operators recorded in the latest plan of their program that has it, by their step."""
 
 
+class Given(NamedTuple):
+    """What a bind function is given, and what it can tell of that.
+
+    facts     all but sizes;  sizes: where each buffer begins in the memory that it shows, its shape, its steps
+    roots     the buffers that own the memory, each once
+    """
+
+    buffers: list[Buffer]
+    facts: tuple[Hashable, ...]
+    sizes: tuple[int, ...]
+    roots: list[Buffer]
+
+
+def given_in(slots: Iterable[Any], outside: Collection[int]) -> Given:
+    """What stands in the slots of an operator; `outside` are ids of what a Scope owns."""
+    buffers: list[Buffer] = []
+    facts: list[Hashable] = []
+    sizes: list[int] = []
+    numbers: dict[int, int] = {}
+    roots: list[Buffer] = []
+    for slot in slots:
+        several = type(slot) is list
+        if several or slot is None:
+            facts.append(len(slot) if several else None)
+        for b in slot if several else () if slot is None else (slot,):
+            root, offset = (b, 0) if b.owner is None else root_and_offset(b)
+            own, steps, shape = id(root), b.steps, b.shape
+            if own not in numbers:
+                numbers[own] = len(numbers)
+                roots.append(root)
+            number = numbers.setdefault(id(b), len(numbers))
+            facts.append((numbers[own], number, len(shape), steps is None, b.dtype, b.alignment, root.ptr,
+                          own in outside))  # fmt: skip
+            buffers.append(b)
+            sizes.append(offset)
+            sizes += shape
+            if steps is not None:
+                sizes += steps
+    return Given(buffers, tuple(facts), tuple(sizes), roots)
+
+
 class Repeats:
     """Calls of operators like one that was bound before are copied: layers of one shape are bound once.
 
@@ -62,30 +103,6 @@ class Repeats:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Hashable, Recording] = {}
         self._touched: dict[int, tuple[Call, list[Buffer]]] = {}  # by id of the call, which lives as long
-
-    def key(self, what: Hashable, slots: Sequence[Any]) -> tuple[Hashable, list[Buffer]]:
-        """(what a bind function can tell of these slots, the owners of their memory)."""
-        numbers: dict[int, int] = {}
-        roots: list[Buffer] = []
-        outside = self.binder.outside
-
-        def facts(slot: Any) -> Hashable:
-            if slot is None:
-                return None
-            if isinstance(slot, list):
-                return tuple([facts(one) for one in slot])
-            root, offset = (slot, 0) if slot.owner is None else root_and_offset(slot)
-            own = id(root)
-            number = numbers.get(own)
-            if number is None:
-                number = numbers[own] = len(roots)
-                roots.append(root)
-            return (
-                number, offset, slot.shape, slot.steps, slot.dtype, slot.alignment, slot is root, root.ptr,
-                own in outside,
-            )  # fmt: skip
-
-        return (what, *[facts(slot) for slot in slots]), roots
 
     def keep(self, key: Hashable, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""

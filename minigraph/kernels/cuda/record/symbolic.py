@@ -20,8 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from minigraph.errors import MinigraphError
+
 NUMBERS = int, float, np.integer, np.floating
 Values = list[Any]  # of the nodes of a trace
+NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError
+"""What functions raise that take no symbols."""
 BEGIN, END = "\x02", "\x03"  # of the number of a node in a text
 
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import MinigraphError
-
 from .binder import Binder
 from .buffer import Buffer, Words, owner, root_and_offset
 from .call import Call, every_call, names_of
-from .symbolic import Scalar, Symbol, Trace, Values
+from .moved import Given
+from .symbolic import NO_SYMBOLS, Scalar, Symbol, Trace, Values
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
 Fill = Callable[[Values, list[Buffer]], Any]  # from the values of a trace, and buffers by number
@@ -159,8 +158,8 @@ def template(
         bind(again, given_again)
         special = again.tables or again.arenas or again.managed or again.paged or binder.managed or binder.paged
         return None if special or again.wrong.keys() - {binder.step} != before.keys() else CallTemplate(trace, again, given_again)
-    except (Unfit, MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError):
-        return None  # what Python and NumPy say where only an int will do
+    except (Unfit, *NO_SYMBOLS):
+        return None
 
 
 def _stand_ins(
@@ -274,17 +273,17 @@ class Resized:
     def __init__(self, binder: Binder, known: Known | None = None) -> None:
         self.binder, self.known = binder, {} if known is None else known
 
-    def templates(self, what: Any, given: Sequence[Buffer]) -> Templates:
+    def templates(self, what: Any, given: Given) -> Templates:
         """Those of the operator that is bound now."""
-        key = what, but_sizes(given, self.binder.outside)
+        key = what, given.facts
         known = self.known.get(self.binder.step)
         if known is None or known[0] != key:
             known = self.known[self.binder.step] = key, Templates()
         return known[1]
 
-    def filled(self, templates: Templates, given: Sequence[Buffer]) -> list[tuple[Call, list[Buffer]]] | None:
+    def filled(self, templates: Templates, given: Given) -> list[tuple[Call, list[Buffer]]] | None:
         """The operator's calls, each with the owners of what it touches; None where no template fits."""
-        found = templates.fitting(sizes_of(given))
+        found = templates.fitting(given.sizes)
         if found is None:
             return None
         one, values = found
@@ -292,27 +291,26 @@ class Resized:
             self.binder.wrong[self.binder.step] = one.wrong
         for text in one.notes:
             self.binder.note(text)
-        return one.filled(values, given, self.binder.scratch, self.binder.fault)
+        return one.filled(values, given.buffers, self.binder.scratch, self.binder.fault)
 
     def learn(
-        self, templates: Templates, given: Sequence[Buffer], bind: Bind, calls: Sequence[Call], notes: Sequence[str]
+        self, templates: Templates, given: Given, bind: Bind, calls: Sequence[Call], notes: Sequence[str]
     ) -> None:  # fmt: skip
         """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
-        sizes = sizes_of(given)
-        traced = templates.trace(sizes)
-        made = None if traced is None else template(bind, self.binder, given, traced[0], with_sizes(given, traced[1]))
+        traced, own = templates.trace(given.sizes), given.buffers
+        made = None if traced is None else template(bind, self.binder, own, traced[0], with_sizes(own, traced[1]))
         if made is None or traced is None:
             return
         scratch = iter(self.binder.scratches[-1])
 
         def same(shape: Any, dtype: np.dtype) -> Buffer:
-            own = next(scratch)
-            return own if (own.shape, own.dtype) == (shape, dtype) else Buffer(shape, dtype)
+            there = next(scratch)
+            return there if (there.shape, there.dtype) == (shape, dtype) else Buffer(shape, dtype)
 
         try:
             values = made.values([symbol.value for symbol in traced[0].symbols])
             assert values is not None
-            again = [call for call, _ in made.filled(values, given, same, self.binder.fault)]
+            again = [call for call, _ in made.filled(values, own, same, self.binder.fault)]
         except StopIteration:
             return
         told = made.notes == list(notes) and made.wrong == self.binder.wrong.get(self.binder.step)
@@ -320,18 +318,8 @@ class Resized:
             templates.keep(made)
 
 
-def sizes_of(given: Sequence[Buffer]) -> Sizes:
-    """Where buffers begin in what they show, their shapes, and their steps."""
-    found: list[int] = []
-    for b in given:
-        found += (b.offset if b.owner is None or b.owner.owner is None else root_and_offset(b)[1], *b.shape)
-        if b.steps is not None:
-            found += b.steps
-    return tuple(found)
-
-
 def with_sizes(given: Sequence[Buffer], sizes: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-    """(offset, shape, steps) of each buffer, of what `sizes_of` has told."""
+    """(offset, shape, steps) of each buffer, as Given has them in a row."""
     found, at = [], 0
     for b in given:
         shape = at + 1 + b.ndim
@@ -339,16 +327,3 @@ def with_sizes(given: Sequence[Buffer], sizes: Sequence[Any]) -> list[tuple[Any,
         found.append((sizes[at], tuple(sizes[at + 1 : shape]), None if b.steps is None else tuple(sizes[shape:end])))
         at = end
     return found
-
-
-def but_sizes(given: Sequence[Buffer], outside: frozenset[int]) -> Any:
-    """All else that a bind function can tell of buffers."""
-    numbers: dict[int, int] = {}
-    facts = []
-    for b in given:
-        root = owner(b)
-        facts.append((
-            numbers.setdefault(id(b), len(numbers)), numbers.setdefault(id(root), len(numbers)), b.ndim,
-            b.steps is None, b.dtype, b.alignment, root.ptr, id(root) in outside,
-        ))  # fmt: skip
-    return tuple(facts)

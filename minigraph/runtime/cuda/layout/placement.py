@@ -143,10 +143,12 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
     touched_by, blocks_of, nothing = recorded.repeats.touched_by, binder.blocks(), frozenset[int]()
+    in_one_piece = not any(not a.outside for a in binder.arenas)  # then a block is what owns memory
+    own_by = _Own(recorded, blocks_of)
     ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
-        read_only = _read_only(recorded, position, blocks_of)
+        read_only = _read_only(recorded, position, own_by)
         read_only.update(tables)
         own = guards(recorded, position)
         for at in span:
@@ -154,7 +156,10 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
             touched = touched_by(call)
             if tables and (read := {id(owner(b)) for b in touched} & tables.keys()):
                 touched = [*touched, *(b for t in read for b in tables[t])]
-            given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
+            if in_one_piece:
+                given = {(key := id(root)): (root, key) for root in map(owner, touched)}
+            else:
+                given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
             reads, writes, after = set[int](), set[int](), nothing
             if at in own:
                 after = reporters
@@ -180,25 +185,34 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     return Units(units, blocks)
 
 
-def _read_only(recorded: Recorded, position: int, blocks_of: BlocksOf) -> set[int]:
+class _Own:
+    """Ids of the buffers that own values, and of their blocks."""
+
+    def __init__(self, recorded: Recorded, blocks_of: BlocksOf) -> None:
+        self.buffers, self.blocks_of = recorded.values.buffers, blocks_of
+        self.known: dict[int, set[int]] = {}
+
+    def of(self, values: Sequence[int]) -> set[int]:
+        """Those of some values."""
+        found, known = set[int](), self.known
+        for i in values:
+            own = known.get(i)
+            if own is None:
+                buffer = self.buffers[i]
+                own = known[i] = {id(owner(buffer)), *map(id, self.blocks_of(buffer))}
+            found |= own
+        return found
+
+
+def _read_only(recorded: Recorded, position: int, own: _Own) -> set[int]:
     """Ids of the buffers that own what a step, or the end, reads and does not update; of members of arenas, too."""
     steps = recorded.schedule.steps
     if position == len(steps):
         return {id(b) for b, _ in recorded.values.results}
     step = steps[position]
-    read = _own(recorded, step.read, blocks_of)
+    read = own.of(step.read)
     read.add(id(recorded.binder.counter))
-    return read - _own(recorded, step.written, blocks_of)
-
-
-def _own(recorded: Recorded, values: Sequence[int], blocks_of: BlocksOf) -> set[int]:
-    """Ids of the buffers that own these values, and of their blocks."""
-    own, buffers = set[int](), recorded.values.buffers
-    for i in values:
-        buffer = buffers[i]
-        own.add(id(owner(buffer)))
-        own.update(map(id, blocks_of(buffer)))
-    return own
+    return read - own.of(step.written)
 
 
 def place(
