@@ -103,13 +103,14 @@ class Schedule:
 
     show      finds which values show the memory of others on this device; what it remarks is kept: (step, text)
     inplace   whether an operator may write over the value that it updates
+    lineage   the same object for all that were made of one Schedule for other sizes (cuda/resized.py)
     """
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
         show: Show = show_views, inplace: bool = True,
     ) -> None:  # fmt: skip
-        self.inplace = inplace
+        self.inplace, self.lineage = inplace, object()
         self.program, self.fetches = program, tuple(fetches)
         self.values: list[Value] = []
         self.current: dict[str, int] = {}

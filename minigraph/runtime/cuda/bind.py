@@ -133,7 +133,7 @@ def bind_program(
     once = frozenset(i for p in alone for i in recorded.spans[p])
     constants, constant_bytes = in_a_row(b for p in alone for b in written[p])
     staging = staging_of(recorded)
-    units = units_of(recorded, {id(b) for b, _ in constants})
+    units = units_of(recorded, {id(b) for b, _ in constants}, siblings.units)
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)
     binder.joined, binder.gone = joined.launches, frozenset(joined.taken)
     elsewhere = {id(b) for b in values.outside.values()} | {id(b) for b, _ in (*staging.fields, *constants)}

@@ -168,7 +168,9 @@ class Words:
 
     def packed(self) -> np.ndarray:
         """The words as an array of uint64."""
-        return np.array([w.address if isinstance(w, Buffer) else w for w in self.words], np.uint64)
+        return np.array([
+            (w.ptr if w.owner is None else w.address) if isinstance(w, Buffer) else w for w in self.words
+        ], np.uint64)  # fmt: skip
 
 
 class Arena:

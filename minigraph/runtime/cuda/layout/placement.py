@@ -8,11 +8,11 @@ fits into the place of its like. So it needs no search of its own, takes no more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
@@ -134,8 +134,45 @@ class Units(NamedTuple):
     blocks: dict[int, Buffer]
 
 
-def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
-    """A Unit for each call; `constants` are ids of buffers that are written before the first run."""
+KnownUnits = dict[Any, list[Unit]]  # by all that they follow from
+
+
+def units_of(recorded: Recorded, constants: Collection[int], known: KnownUnits | None = None) -> Units:
+    """A Unit for each call; `constants` are ids of buffers that are written before the first run.
+
+    known  those of plans of the same program for other sizes, whose calls mostly touch blocks in the same way
+    """
+    binder = recorded.binder
+    if known is None or binder.tables or binder.arenas:
+        return _units(recorded, constants)
+    numbers, touched = dict[int, int](), recorded.repeats.touched_by
+    roots = [[owner(b) for b in touched(call)] for call in binder.calls]
+    by_id = {id(b): b for own in roots for b in own}
+    numbers = {key: number for number, key in enumerate(by_id)}
+    ignored = {id(binder.fault), *constants}
+
+    def named(buffers: Iterable[Buffer]) -> tuple[int | None, ...]:
+        return tuple([numbers.get(id(owner(b))) for b in buffers])
+
+    calls, values = binder.calls, recorded.values
+    key = (
+        recorded.schedule.lineage, tuple([tuple([numbers[id(b)] for b in own]) for own in roots]),
+        tuple(map(len, recorded.spans)), recorded.rest, recorded.stores, recorded.agreed, recorded.looking,
+        tuple(binder.wrong), tuple(map(type, calls)), named([b for call in calls for b in call.reads]),
+        named(values.buffers), named(values.outside.values()), named([b for b, _ in values.results]),
+        named([binder.counter, binder.fault]), frozenset(numbers[key] for key in constants if key in numbers),
+    )  # fmt: skip
+    units = known.get(key)
+    if units is None:
+        made = _units(recorded, constants)
+        known[key] = list(made.units)
+        return made
+    blocks = [b for key, b in by_id.items() if key not in ignored]
+    return Units(list(units), dict(enumerate(blocks)))
+
+
+def _units(recorded: Recorded, constants: Collection[int]) -> Units:
+    """As `units_of`, found anew."""
     binder = recorded.binder
     numbers: dict[int, int] = {}
     blocks: dict[int, Buffer] = {}
@@ -143,7 +180,6 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
     touched_by, blocks_of, nothing = recorded.repeats.touched_by, binder.blocks(), frozenset[int]()
-    in_one_piece = not any(not a.outside for a in binder.arenas)  # then a block is what owns memory
     own_by = _Own(recorded, blocks_of)
     ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
@@ -156,10 +192,7 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
             touched = touched_by(call)
             if tables and (read := {id(owner(b)) for b in touched} & tables.keys()):
                 touched = [*touched, *(b for t in read for b in tables[t])]
-            if in_one_piece:
-                given = {(key := id(root)): (root, key) for root in map(owner, touched)}
-            else:
-                given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
+            given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
             reads, writes, after = set[int](), set[int](), nothing
             if at in own:
                 after = reporters
@@ -241,7 +274,8 @@ def place(
     loose = _untouched(buffers, {*elsewhere, *found})
     asked = Asked(units, list(own), inside, len(loose), given, kept, absent, reuse)
     roots = [*(root for _, root in found.values()), *loose]
-    sizes, pieces = [b.nbytes for b in own.values()], [b.nbytes for b in roots]
+    pieces = [b.nbytes for b in roots]
+    sizes = [pieces[piece] if roots[piece] is b else b.nbytes for (piece, _), b in zip(inside, own.values(), strict=True)]
     there = layouts.fitting(asked, sizes, pieces) if layouts is not None else None
     if there is None:
         outside = {n: b.nbytes for n, b in made.blocks.items() if n not in own}
