@@ -123,8 +123,11 @@ def _record_operator(
 ) -> None:
     """The operator's own calls: copies of those of one like it, those of a template, or what its definition records."""
     opdef, first, guarded = step.op.opdef, len(binder.calls), bool(binder.wrong)
-    ins = {s.name: _buffer(values, i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
-    outs = {s.name: _buffer(values, i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
+    buffers = values.buffers
+    ins, outs = (
+        {s.name: buffers[i] if type(i) is int else _buffer(values, i) for s, i in zip(slots, given, strict=True)}
+        for slots, given in ((opdef.inputs, step.inputs), (opdef.outputs, step.outputs))
+    )
     what, given = (opdef, step.attrs, guarded, binder.stored), given_in((*ins.values(), *outs.values()), binder.outside)
     key = what, given.facts, given.sizes
     known = repeats.again(key, given.roots)
@@ -167,7 +170,7 @@ def _given(slots: Mapping[str, Any], left: Iterator[Buffer]) -> dict[str, Any]:
 def _buffer(values: ValueBuffers, index: Any) -> Any:
     """What stands in a slot, as buffers; a value that is not read has one of its own."""
     if isinstance(index, list):
-        return [_buffer(values, i) for i in index]
+        return [values.buffers[i] if type(i) is int else _buffer(values, i) for i in index]
     if isinstance(index, TensorType):
         return Buffer(index.shape, index.dtype)
     return None if index is None else values.buffers[index]

@@ -312,6 +312,8 @@ class Pipeline(Call):
 
 def value_of(arg: Any) -> Any:
     """A kernel's argument now that addresses are known."""
+    if isinstance(arg, Buffer):
+        return arg.address
     if isinstance(arg, Words):  # as one element, which is how CuPy takes a struct by value
         return arg.packed().view([("words", np.uint64, len(arg.words))])
-    return arg.address if isinstance(arg, Buffer) else arg
+    return arg

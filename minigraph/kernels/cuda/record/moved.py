@@ -69,23 +69,24 @@ def given_in(slots: Iterable[Any], outside: Collection[int]) -> Given:
     numbers: dict[int, int] = {}
     roots: list[Buffer] = []
     for slot in slots:
-        several = type(slot) is list
-        if several or slot is None:
-            facts.append(len(slot) if several else None)
-        for b in slot if several else () if slot is None else (slot,):
-            root, offset = (b, 0) if b.owner is None else root_and_offset(b)
-            own, steps, shape = id(root), b.steps, b.shape
-            if own not in numbers:
-                numbers[own] = len(numbers)
-                roots.append(root)
-            number = numbers.setdefault(id(b), len(numbers))
-            facts.append((numbers[own], number, len(shape), steps is None, b.dtype, b.alignment, root.ptr,
-                          own in outside))  # fmt: skip
-            buffers.append(b)
-            sizes.append(offset)
-            sizes += shape
-            if steps is not None:
-                sizes += steps
+        if slot is None:
+            facts.append(None)
+        elif type(slot) is list:
+            facts.append(len(slot))
+            buffers += slot
+        else:
+            facts.append(-1)
+            buffers.append(slot)
+    for b in buffers:
+        root, offset = (b, 0) if b.owner is None else root_and_offset(b)
+        own, steps, shape = id(root), b.steps, b.shape
+        number = numbers.get(own)
+        if number is None:
+            number = numbers[own] = len(numbers)
+            roots.append(root)
+        itself = number if root is b else numbers.setdefault(id(b), len(numbers))
+        facts.append((number, itself, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
+        sizes += (offset, *shape, *(steps or ()))
     return Given(buffers, tuple(facts), tuple(sizes), roots)
 
 
