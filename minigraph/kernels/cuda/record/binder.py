@@ -66,6 +66,7 @@ class Binder:
     reference: Callable[..., Any] | None = None  # its NumPy definition
     workspace: Buffer | None = None  # of the products that are recorded now, if they share one
     sure: Callable[[Sequence[Call]], bool] = lambda calls: False  # whether calls will run: workspace.py
+    answers: list[bool] = field(default_factory=list)  # what `sure` said of this operator's variants, in order
     joined: dict[int, Launch] = field(default_factory=dict)  # what runs in the place of a call and of others
     gone: frozenset[int] = frozenset()  # positions of these others
 
@@ -73,6 +74,7 @@ class Binder:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
         self.step, self.number, self.reference, self.member = step, number, reference, ""
         self.scratches.append([])
+        self.answers.clear()
 
     def note(self, text: str) -> None:
         """Something about this operator's kernel that a report should say."""
@@ -212,7 +214,8 @@ class Binder:
         for name, record in variants.items():
             self.calls = choice.variants[name] = []
             record()
-            if self.sure(self.calls):
+            self.answers.append(self.sure(self.calls))
+            if self.answers[-1]:
                 break
         self.calls, self.workspace = calls, workspace
         self.calls.append(choice)

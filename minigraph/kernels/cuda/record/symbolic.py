@@ -13,16 +13,20 @@ in the place of a symbol, since most texts are those of errors that do not come:
 
 from __future__ import annotations
 
+import math
 import operator
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 
 from minigraph.errors import MinigraphError
 
 NUMBERS = int, float, np.integer, np.floating
+Answer = TypeVar("Answer")
+DECISIONS = 1024  # answers of one function that are kept
 Values = list[Any]  # of the nodes of a trace
 NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError
 """What functions raise that take no symbols."""
@@ -32,6 +36,10 @@ BEGIN, END = "\x02", "\x03"  # of the number of a node in a text
 
 def _bits(value: int, _: Any) -> int:
     return value.bit_length()
+
+
+def _ceil(value: float, _: Any) -> int:
+    return math.ceil(value)
 
 
 class Symbol:
@@ -45,6 +53,12 @@ class Symbol:
 
     def bit_length(self) -> Any:
         return self.trace.computed(_bits, self, 0)
+
+    def __ceil__(self) -> Any:
+        return self.trace.computed(_ceil, self, 0)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
 
     def __neg__(self) -> Any:
         return self.trace.computed(operator.sub, 0, self)
@@ -100,7 +114,7 @@ def _define(name: str, function: Callable[[Any, Any], Any], asks: bool = False) 
         setattr(Symbol, f"__r{name}__", reflected)
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "lshift", "rshift"):
+for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "lshift", "rshift"):
     _define(_name, getattr(operator, _name))
 _define("and", operator.and_)
 for _name in ("lt", "le", "gt", "ge"):
@@ -127,6 +141,30 @@ class Trace:
         if not self._takes(a) or not self._takes(b):
             return NotImplemented
         return self._node(function, a, b, asked=True)[1]
+
+    def decided(self, function: Callable[..., Any], args: tuple[Any, ...], free: Sequence[str] = ()) -> Any:
+        """What function(*args) is for the sizes of the trace: a guard for others, where it is asked again.
+
+        free  fields of the answer, a NamedTuple, that may be others: they are symbols
+        """
+        node, values = self._operand(())
+        for symbol in symbols_in(args):
+            node, values = self._node(_followed, Symbol(self, node, values), symbol, asked=False)
+
+        def decide(values: tuple[Any, ...], _: Any) -> Any:
+            return function(*with_values(args, iter(values)))
+
+        answer = self._node(decide, Symbol(self, node, values), 0, asked=not free)
+        if not free:
+            return answer[1]
+        places, whole = [answer[1]._fields.index(name) for name in free], Symbol(self, *answer)
+
+        def fixed(answer: Any, _: Any) -> Any:
+            return [x for i, x in enumerate(answer) if i not in places]
+
+        self._node(fixed, whole, 0, asked=True)
+        symbols = [Symbol(self, *self._node(_item, whole, place, asked=False)) for place in places]
+        return answer[1]._replace(**dict(zip(free, symbols, strict=True)))
 
     def program(self) -> Callable[[Sequence[int]], Values | None]:
         """A function from other sizes to the values of all nodes; None where an answer is another one."""
@@ -172,6 +210,52 @@ class Trace:
             self._initial.append(None)
             self._steps.append((at, function, i, j, asked, value))
         return self._known[key]
+
+
+def _followed(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    return *values, value
+
+
+def symbols_in(args: Sequence[Any]) -> Iterator[Symbol]:
+    """The symbols among these arguments, and in tuples of them."""
+    for arg in args:
+        if type(arg) is Symbol:
+            yield arg
+        elif type(arg) is tuple:
+            yield from symbols_in(arg)
+
+
+def with_values(args: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:
+    """The arguments with values in the place of their symbols, in order."""
+    return tuple([
+        next(values) if type(arg) is Symbol else with_values(arg, values) if type(arg) is tuple else arg for arg in args
+    ])  # fmt: skip
+
+
+def _item(values: tuple[Any, ...], place: int) -> Any:
+    return values[place]
+
+
+def decision(free: Sequence[str] = ()) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Decorates a function that decides by sizes, such as how a product is cut: its answers are kept.
+
+    What it asks of symbols are no guards, but its answer is one. It takes numbers and tuples of them by position, and
+    what can be hashed; its answer has no sizes in it that need not be the same.
+
+    free  fields of its answer, a NamedTuple, of which kernels are told when they run
+    """
+
+    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
+        kept = lru_cache(maxsize=DECISIONS)(function)
+
+        @wraps(function)
+        def decided(*args: Any) -> Answer:
+            symbol = next(symbols_in(args), None)
+            return kept(*args) if symbol is None else symbol.trace.decided(kept, args, free)
+
+        return decided
+
+    return decorate
 
 
 class Scalar:

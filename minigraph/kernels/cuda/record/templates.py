@@ -9,7 +9,8 @@ bind function does that a template cannot hold (tables, arenas, reports, calls o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from .binder import Binder
 from .buffer import Buffer, Words, owner, root_and_offset
 from .call import Call, every_call, names_of
+from .calls import Choice
 from .moved import Given
 from .symbolic import NO_SYMBOLS, Scalar, Symbol, Trace, Values
 
@@ -33,14 +35,15 @@ class Unfit(Exception):
 class CallTemplate:
     """Calls of one operator with symbols for sizes.
 
-    Buffers have numbers: what the operator is given, its scratch, the record of faults, then views of these.
+    Buffers have numbers: what the operator is given, what owns that, scratch, the record of faults, views of these.
     """
 
     def __init__(self, trace: Trace, binder: Binder, given: Sequence[Buffer]) -> None:
         """Of the calls that `binder` has, which are those of an operator that was given these buffers."""
         self.trace, scratch = trace, binder.scratches[-1]
-        self.numbers = {id(b): i for i, b in enumerate((*given, *scratch, binder.fault))}
-        self.roots = {id(owner(b)): i for i, b in enumerate((*given, *scratch, binder.fault))}
+        known = *given, *scratch, binder.fault
+        self.numbers, self.count = {id(b): i for i, b in enumerate(known)}, len(known)
+        self.roots = {id(owner(b)): i for i, b in enumerate(known)}
         self.scratch = [(self._fill(b.shape), b.shape, b.dtype) for b in scratch]
         self.views: list[Fill] = []
         self.calls: list[tuple[Fill, list[int]]] = []
@@ -52,6 +55,7 @@ class CallTemplate:
             self.calls.append((fill, [self._root(key) for key in touched]))
         self.notes = [trace.text(text) for _, text in binder.notes]
         self.wrong = trace.text(binder.wrong[binder.step]) if binder.step in binder.wrong else None
+        self.answers = binder.answers if any(call.products() for call in every_call(binder.calls)) else None
         self.values = trace.program()
         self.kept = list(binder.calls), list(given)  # whose ids are known
 
@@ -89,8 +93,9 @@ class CallTemplate:
             return lambda _, buffers: buffers[number]
         if isinstance(value, Call):
             return self._made(type(value), [getattr(value, name) for name in names_of(type(value))], True)
-        if type(value) is Words:
-            return self._made(Words, [value.words])
+        if isinstance(value, Words):
+            names, like = list(vars(value)), copy(value)
+            return self._made(lambda *facts: _with_facts(like, zip(names, facts, strict=True)), [*vars(value).values()])
         if isinstance(value, (list, tuple)):
             named = hasattr(value, "_fields")
             kind = type(value)
@@ -134,38 +139,49 @@ class CallTemplate:
             made.owner, made.offset, made.steps = buffers[shown], offset, steps
             return made
 
+        self.numbers[id(buffer)] = number = self.count + len(self.views)
         self.views.append(view)
-        self.numbers[id(buffer)] = number = len(self.numbers)
         return number
 
 
+def _with_facts(like: Words, facts: Iterable[tuple[str, Any]]) -> Words:
+    """Words that differ from others in these attributes."""
+    made = copy(like)
+    vars(made).update(facts)
+    return made
+
+
 def template(
-    bind: Bind, binder: Binder, given: Sequence[Buffer], trace: Trace, shapes: Sequence[Any]
+    bind: Bind, binder: Binder, given: Given, trace: Trace, shapes: Sequence[Any]
 ) -> CallTemplate | None:  # fmt: skip
     """A CallTemplate of the operator that `binder` has bound last; None where there is none.
 
     bind     records its calls again
     shapes   for each of `given` its (offset, shape, steps) with symbols of the trace
     """
-    given_again, outside = _stand_ins(given, shapes, binder.outside)
+    stand_ins, outside = _stand_ins(given.buffers, shapes, binder.outside)
+    given_again = [stand_ins[id(b)] for b in given.buffers]
+    answers = iter(binder.answers)  # those for calls with sizes
     before = {step: text for step, text in binder.wrong.items() if step != binder.step}
     again = replace(
         binder, calls=[], scratches=[[]], tables=[], arenas=[], managed=[], paged=[], notes=[], wrong=before.copy(),
         outside=outside, workspace=None,
-        sure=lambda calls: not any(call.products() for call in every_call(calls)),
+        answers=[], sure=lambda calls: next(answers, False),
     )  # fmt: skip
     try:
         bind(again, given_again)
         special = again.tables or again.arenas or again.managed or again.paged or binder.managed or binder.paged
-        return None if special or again.wrong.keys() - {binder.step} != before.keys() else CallTemplate(trace, again, given_again)
-    except (Unfit, *NO_SYMBOLS):
+        return None if special or again.wrong.keys() - {binder.step} != before.keys() else CallTemplate(trace, again, [stand_ins[id(b)] for b in (*given.buffers, *given.roots)])
+    except (*NO_SYMBOLS, Unfit):
         return None
 
 
 def _stand_ins(
     given: Sequence[Buffer], shapes: Sequence[Any], outside: frozenset[int]
-) -> tuple[list[Buffer], frozenset[int]]:  # fmt: skip
-    """Buffers that lie in each other as the given ones do, with symbols for sizes; ids of what a Scope owns of them."""
+) -> tuple[dict[int, Buffer], frozenset[int]]:  # fmt: skip
+    """Buffers that lie in each other as the given ones and their roots do, by the ids of these, with symbols for sizes;
+    ids of what a Scope owns of them.
+    """
     made: dict[int, Buffer] = {}
     for b, (_, shape, steps) in zip(given, shapes, strict=True):
         if b.owner is None:
@@ -177,7 +193,7 @@ def _stand_ins(
             own = made[id(b)] = Buffer(shape, b.dtype, alignment=b.alignment)
             own.owner = made.setdefault(id(root), Buffer((), root.dtype, root.ptr))  # nobody looks at its shape
             own.offset, own.steps = offset, steps
-    return [made[id(b)] for b in given], frozenset([id(new) for old, new in made.items() if old in outside])
+    return made, frozenset([id(new) for old, new in made.items() if old in outside])
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -202,7 +218,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 Sizes = tuple[int, ...]
-SAMPLES, MADE, IDLE = 4, 8, 6  # sizes that tell which of them change; templates of an operator; misses more than hits
+SAMPLES, MADE, IDLE = 4, 16, 12  # sizes that tell which of them change; templates of an operator; misses more than hits
 
 
 class Templates:
@@ -287,18 +303,23 @@ class Resized:
         if found is None:
             return None
         one, values = found
+        scratches = self.binder.scratches[-1]
+        filled = one.filled(values, [*given.buffers, *given.roots], self.binder.scratch, self.binder.fault)
+        if one.answers is not None and one.answers != list(_answers((call for call, _ in filled), self.binder.sure)):
+            scratches.clear()
+            return None
         if one.wrong is not None:
             self.binder.wrong[self.binder.step] = one.wrong
         for text in one.notes:
             self.binder.note(text)
-        return one.filled(values, given.buffers, self.binder.scratch, self.binder.fault)
+        return filled
 
     def learn(
         self, templates: Templates, given: Given, bind: Bind, calls: Sequence[Call], notes: Sequence[str]
     ) -> None:  # fmt: skip
         """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
         traced, own = templates.trace(given.sizes), given.buffers
-        made = None if traced is None else template(bind, self.binder, own, traced[0], with_sizes(own, traced[1]))
+        made = None if traced is None else template(bind, self.binder, given, traced[0], with_sizes(own, traced[1]))
         if made is None or traced is None:
             return
         scratch = iter(self.binder.scratches[-1])
@@ -310,12 +331,20 @@ class Resized:
         try:
             values = made.values([symbol.value for symbol in traced[0].symbols])
             assert values is not None
-            again = [call for call, _ in made.filled(values, own, same, self.binder.fault)]
+            again = [call for call, _ in made.filled(values, [*own, *given.roots], same, self.binder.fault)]
         except StopIteration:
             return
         told = made.notes == list(notes) and made.wrong == self.binder.wrong.get(self.binder.step)
         if told and next(scratch, None) is None and alike(again, list(calls)):
             templates.keep(made)
+
+
+def _answers(calls: Iterable[Any], sure: Callable[[Sequence[Call]], bool]) -> Iterator[bool]:
+    """What `Binder.choose` asked when it recorded these calls, for the products that they are now."""
+    for call in calls:
+        for variant in call.ways() if isinstance(call, Choice) else ():
+            yield from _answers(variant, sure)
+            yield sure(variant)
 
 
 def with_sizes(given: Sequence[Buffer], sizes: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
