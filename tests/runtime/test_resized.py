@@ -58,7 +58,7 @@ def check_plans(seed: int) -> int:
         compiled = mg.static.CompiledProgram(program, build_strategy=mg.static.BuildStrategy.all())
         program = compiled.program_for(tuple(case.fetches))
     siblings, plans, taken, most = Siblings(), [], 0, 0
-    for more in [*r.sample([0, 1, 2, 3, 5, 64], 4), 0, 2]:
+    for more in [*r.sample([0, 1, 2, 3, 5, 6, 7, 64, 130], 7), 0, 2]:
         types = sized(case, program, more)
         one, alone = (made_or_why(program, types, case.fetches, siblings=own) for own in (siblings, None))
         if isinstance(alone, str):
@@ -68,6 +68,7 @@ def check_plans(seed: int) -> int:
         placed = one.layout in siblings.layouts.known
         left = [part for i, part in enumerate(facts(one)) if not placed or i not in PLACED]
         assert left == [part for i, part in enumerate(facts(alone)) if not placed or i not in PLACED]
+        assert one.units.units == alone.units.units
         most = max(most, alone.arena_bytes)
         assert one.arena_bytes <= most, "no more than the largest alone"
         check_memory(one)

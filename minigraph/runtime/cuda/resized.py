@@ -38,7 +38,7 @@ class TypesTemplate:
             values[i].type = TensorType(tuple([found[n] if n >= 0 else size for n, size in sizes]), dtype)
 
 
-def resized(like: Schedule, feeds: Mapping[str, TensorType], show: Show, known: Templates) -> Schedule | None:
+def resized(like: Schedule, feeds: Mapping[str, TensorType], show: Show, known: Templates[TypesTemplate]) -> Schedule | None:
     """What `Schedule` makes of these feeds; None where values would show other memory than in `like`.
 
     like   of the same program, fetches and names of feeds, with the same `show`
@@ -69,7 +69,7 @@ def _values(like: Schedule) -> list[Value]:
     return [Value(v.name, v.type, v.producer, v.persistable, -1, i) for i, v in enumerate(like.values)]
 
 
-def _learn(known: Templates, like: Schedule, sizes: tuple[int, ...], found: Sequence[Value]) -> None:
+def _learn(known: Templates[TypesTemplate], like: Schedule, sizes: tuple[int, ...], found: Sequence[Value]) -> None:
     """Keep a template of the types that were found for these sizes of feeds."""
     traced = known.trace(sizes)
     if traced is None:

@@ -22,7 +22,7 @@ from minigraph.runtime.schedule import Schedule, Show
 from minigraph.types import TensorType
 
 from .layout.placement import ArenaLayout, KnownUnits, Layouts
-from .resized import resized
+from .resized import TypesTemplate, resized
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
 PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
@@ -46,7 +46,7 @@ class Siblings:
     """
 
     earlier: Earlier = field(default_factory=dict)
-    types: defaultdict[Any, Templates] = field(default_factory=lambda: defaultdict(Templates))
+    types: defaultdict[Any, Templates[TypesTemplate]] = field(default_factory=lambda: defaultdict(Templates))
     templates: Known = field(default_factory=dict)
     units: KnownUnits = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)

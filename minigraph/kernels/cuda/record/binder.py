@@ -114,7 +114,7 @@ class Binder:
         together: bool = False, form: Any = None, reads: tuple[Buffer, ...] = (),
     ) -> None:  # fmt: skip
         """Launch `function` of a generated source; a grid without blocks launches nothing."""
-        blocks = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+        blocks: tuple[Any, ...] = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
         if 0 in blocks:
             return
         x, y, z = (*blocks, 1, 1)[:3]

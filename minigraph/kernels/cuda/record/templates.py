@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -113,13 +113,13 @@ class CallTemplate:
         if not holes and not anew:
             return None
 
-        def fill(values: Values, buffers: list[Buffer]) -> Any:
+        def made(values: Values, buffers: list[Buffer]) -> Any:
             own = parts.copy()
             for i, part in holes:
                 own[i] = part(values, buffers)
             return make(*own)
 
-        return fill
+        return made
 
     def _number(self, buffer: Buffer) -> int:
         """The number of a buffer; one that shows another is noted as a view of it."""
@@ -221,7 +221,16 @@ Sizes = tuple[int, ...]
 SAMPLES, MADE, IDLE = 4, 16, 12  # sizes that tell which of them change; templates of an operator; misses more than hits
 
 
-class Templates:
+class Template(Protocol):
+    """What holds for sizes that `values` gives the values of symbols for."""
+
+    values: Callable[[Sequence[int]], Values | None]
+
+
+One = TypeVar("One", bound=Template)
+
+
+class Templates(Generic[One]):
     """The templates of one operator of which a bind function can tell all but sizes.
 
     What was the same whenever templates failed is taken for a constant, what changed alike for one symbol.
@@ -231,10 +240,10 @@ class Templates:
         self.samples: list[Sizes] = []
         self.numbers: list[int] = []  # of the symbol that each size is; -1 for constants
         self.places: list[int] = []  # of a size that is the symbol
-        self.made: list[CallTemplate] = []
+        self.made: list[One] = []
         self.idle = 0
 
-    def fitting(self, sizes: Sizes) -> tuple[CallTemplate, Values] | None:
+    def fitting(self, sizes: Sizes) -> tuple[One, Values] | None:
         """A template for these sizes, and the values of its symbols."""
         if not self.made or not self._varies_alike(sizes):
             return None
@@ -265,7 +274,7 @@ class Templates:
         trace = Trace([sizes[i] for i in self.places])
         return trace, [size if n < 0 else trace.symbols[n] for n, size in zip(self.numbers, sizes, strict=True)]
 
-    def keep(self, one: CallTemplate) -> None:
+    def keep(self, one: One) -> None:
         """Another template, in the place of the one that was of no use for longest."""
         self.made = [one, *self.made[: MADE - 1]]
 
@@ -276,7 +285,7 @@ class Templates:
         ]  # fmt: skip
 
 
-Known = dict[int, tuple[Any, Templates]]
+Known = dict[int, tuple[Any, Templates[CallTemplate]]]
 """The templates of a program's operators by their step, with all but sizes that a bind function can tell."""
 
 
@@ -289,7 +298,7 @@ class Resized:
     def __init__(self, binder: Binder, known: Known | None = None) -> None:
         self.binder, self.known = binder, {} if known is None else known
 
-    def templates(self, what: Any, given: Given) -> Templates:
+    def templates(self, what: Any, given: Given) -> Templates[CallTemplate]:
         """Those of the operator that is bound now."""
         key = what, given.facts
         known = self.known.get(self.binder.step)
@@ -297,7 +306,7 @@ class Resized:
             known = self.known[self.binder.step] = key, Templates()
         return known[1]
 
-    def filled(self, templates: Templates, given: Given) -> list[tuple[Call, list[Buffer]]] | None:
+    def filled(self, templates: Templates[CallTemplate], given: Given) -> list[tuple[Call, list[Buffer]]] | None:
         """The operator's calls, each with the owners of what it touches; None where no template fits."""
         found = templates.fitting(given.sizes)
         if found is None:
@@ -315,7 +324,7 @@ class Resized:
         return filled
 
     def learn(
-        self, templates: Templates, given: Given, bind: Bind, calls: Sequence[Call], notes: Sequence[str]
+        self, templates: Templates[CallTemplate], given: Given, bind: Bind, calls: Sequence[Call], notes: Sequence[str]
     ) -> None:  # fmt: skip
         """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
         traced, own = templates.trace(given.sizes), given.buffers
