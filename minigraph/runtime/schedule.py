@@ -63,6 +63,7 @@ class Step:
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
     typed: dict[int, list[int]] | None = None
     _attrs: str = ""
+    _updates: tuple[list[Any], list[tuple[int, int]]] | None = None  # for which `in_place`
 
     @property
     def attrs(self) -> str:
@@ -73,11 +74,12 @@ class Step:
     @property
     def updates(self) -> list[tuple[int, int]]:
         """(value written, value whose array it takes over)."""
-        if self.in_place.count(None) == len(self.in_place):  # as of most steps
-            return []
-        slots = zip(self.outputs, self.in_place, strict=True)
-        lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
-        return [(o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False) if i is not None]
+        if self._updates is None or self._updates[0] is not self.in_place:
+            slots = zip(self.outputs, self.in_place, strict=True)
+            lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
+            pairs = ((o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False))
+            self._updates = self.in_place, [(o, i) for o, i in pairs if i is not None]
+        return self._updates[1]
 
     @property
     def needs(self) -> frozenset[str]:

@@ -121,10 +121,11 @@ def bind_program(
     checks = Checks(schedule, program, binder) if checking else None
     constant = constant_steps(schedule) if not checking else ()
     values = value_buffers(schedule, constant, options.inplace)
+    reports = len(schedule.steps) - 1 if checking else last_report(schedule.steps)
     if options.inplace:
-        lay_pieces(values, len(schedule.steps) if checking else last_report(schedule.steps))
+        lay_pieces(values, reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(schedule, binder, values, settling.settle, checks, siblings.earlier, siblings.templates)
+    recorded = record(schedule, binder, values, settling.settle, reports, checks, siblings.earlier, siblings.templates)
     check_guards(recorded)
     tell_guards(recorded)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time

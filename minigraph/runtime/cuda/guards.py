@@ -18,6 +18,8 @@ from .recording import Recorded
 
 def guards(recorded: Recorded, position: int) -> dict[int, Any]:
     """The guards of a step, or of the end, by their positions among the calls."""
+    if not recorded.looking:
+        return {}
     span = recorded.spans[position] if position < len(recorded.spans) else recorded.rest
     return _looking(recorded, span if position not in recorded.binder.wrong else _common(span, recorded.stores))
 

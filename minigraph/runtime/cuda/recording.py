@@ -14,11 +14,10 @@ from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.kernels.cuda.record.calls import Copy
-from minigraph.kernels.cuda.record.moved import Earlier, Repeats, given_in
+from minigraph.kernels.cuda.record.moved import Earlier, Key, Repeats, given_in
 from minigraph.kernels.cuda.record.templates import Known, Resized
 from minigraph.kernels.groups import present
 from minigraph.runtime.schedule import Schedule, Step
-from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
 from .checks import Checks
@@ -57,12 +56,15 @@ class Recorded:
 
 
 def record(
-    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, checks: Checks | None = None,
+    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, reports: int, checks: Checks | None = None,
     earlier: Earlier | None = None, known: Known | None = None,
 ) -> Recorded:  # fmt: skip
-    """Record all steps in order; `settle` says which of an operator's calls will run."""
+    """Record all steps in order.
+
+    settle   says which of an operator's calls will run
+    reports  the last step that may refuse values; -1 where none does
+    """
     steps, stores, agreed, spans = schedule.steps, range(0), range(0), list[range]()
-    reports = last_report(steps) if checks is None else len(steps) - 1
     stored = max((i for i, step in enumerate(steps) if _writes(schedule, step)), default=-1)
     stored = max(stored, reports) if stored >= 0 else -1  # what is written before waits for it
     repeats, resized = Repeats(binder, earlier), Resized(binder, known)
@@ -129,7 +131,7 @@ def _record_operator(
         for slots, given in ((opdef.inputs, step.inputs), (opdef.outputs, step.outputs))
     )
     what, given = (opdef, step.attrs, guarded, binder.stored), given_in((*ins.values(), *outs.values()), binder.outside)
-    key = what, given.facts, given.sizes
+    key = Key(what, given)
     known = repeats.again(key, given.roots)
     if known is not None:
         binder.calls += known

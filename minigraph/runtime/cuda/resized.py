@@ -38,7 +38,9 @@ class TypesTemplate:
             values[i].type = TensorType(tuple([found[n] if n >= 0 else size for n, size in sizes]), dtype)
 
 
-def resized(like: Schedule, feeds: Mapping[str, TensorType], show: Show, known: Templates[TypesTemplate]) -> Schedule | None:
+def resized(
+    like: Schedule, feeds: Mapping[str, TensorType], show: Show, known: Templates[TypesTemplate]
+) -> Schedule | None:  # fmt: skip
     """What `Schedule` makes of these feeds; None where values would show other memory than in `like`.
 
     like   of the same program, fetches and names of feeds, with the same `show`

@@ -44,7 +44,7 @@ class Recording(NamedTuple):
     fault: Buffer
 
 
-Earlier = dict[int, tuple[Hashable, Recording]]
+Earlier = dict[int, tuple[Any, Recording]]
 """What operators recorded in the latest plan of their program that has it, by their step."""
 
 
@@ -90,6 +90,22 @@ def given_in(slots: Iterable[Any], outside: Collection[int]) -> Given:
     return Given(buffers, tuple(facts), tuple(sizes), roots)
 
 
+class Key:
+    """All that a bind function can tell of an operator, and what else its calls depend on (`what`)."""
+
+    __slots__ = ("_hash", "_parts", "what")
+
+    def __init__(self, what: tuple[Hashable, ...], given: Given) -> None:
+        self.what, self._parts = what, (what, given.facts, given.sizes)
+        self._hash = hash((what[0], given.sizes))  # of data types it would take long
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self._parts == other._parts
+
+
 class Repeats:
     """Calls of operators like one that was bound before are copied: layers of one shape are bound once.
 
@@ -102,10 +118,10 @@ class Repeats:
 
     def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
-        self.known: dict[Hashable, Recording] = {}
+        self.known: dict[Key, Recording] = {}
         self._touched: dict[int, tuple[Call, list[Buffer]]] = {}  # by id of the call, which lives as long
 
-    def keep(self, key: Hashable, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
+    def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
         if self.binder.managed or self.binder.paged or not all(c.repeatable for c in every_call(calls)):
             return
@@ -118,7 +134,7 @@ class Repeats:
             self._touched.update((id(call), (call, roots)) for call, roots in touched)
 
     def remember(
-        self, key: Hashable, given: list[Buffer], filled: list[tuple[Call, list[Buffer]]], calls: Sequence[Call],
+        self, key: Key, given: list[Buffer], filled: list[tuple[Call, list[Buffer]]], calls: Sequence[Call],
         notes: list[str],
     ) -> None:  # fmt: skip
         """As `keep`, for calls of a template, `filled`, if they are those that run."""
@@ -127,9 +143,9 @@ class Repeats:
             if self.binder.step not in self.binder.wrong:
                 self.known[key] = Recording(filled, given, list(self.binder.scratches[-1]), notes, self.binder.fault)
 
-    def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
+    def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
-        known = self.known.get(key) or self._earlier(key)
+        known = self._earlier(key) or self.known.get(key)
         if known is None:
             return None
         self.known[key], self.earlier[self.binder.step] = known, (key, known)
@@ -145,7 +161,7 @@ class Repeats:
             self._touched[id(copy)] = copy, there
         return copies
 
-    def _earlier(self, key: Hashable) -> Recording | None:
+    def _earlier(self, key: Key) -> Recording | None:
         """What this operator recorded in an earlier plan, if a bind function cannot tell them apart."""
         known_key, known = self.earlier.get(self.binder.step, (None, None))
         return known if known_key == key else None

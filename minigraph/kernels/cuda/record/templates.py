@@ -171,7 +171,9 @@ def template(
     try:
         bind(again, given_again)
         special = again.tables or again.arenas or again.managed or again.paged or binder.managed or binder.paged
-        return None if special or again.wrong.keys() - {binder.step} != before.keys() else CallTemplate(trace, again, [stand_ins[id(b)] for b in (*given.buffers, *given.roots)])
+        if special or again.wrong.keys() - {binder.step} != before.keys():
+            return None
+        return CallTemplate(trace, again, [stand_ins[id(b)] for b in (*given.buffers, *given.roots)])
     except (*NO_SYMBOLS, Unfit):
         return None
 

@@ -275,7 +275,8 @@ def place(
     asked = Asked(units, list(own), inside, len(loose), given, kept, absent, reuse)
     roots = [*(root for _, root in found.values()), *loose]
     pieces = [b.nbytes for b in roots]
-    sizes = [pieces[piece] if roots[piece] is b else b.nbytes for (piece, _), b in zip(inside, own.values(), strict=True)]
+    pairs = zip(inside, own.values(), strict=True)
+    sizes = [pieces[piece] if roots[piece] is b else b.nbytes for (piece, _), b in pairs]
     there = layouts.fitting(asked, sizes, pieces) if layouts is not None else None
     if there is None:
         outside = {n: b.nbytes for n, b in made.blocks.items() if n not in own}
