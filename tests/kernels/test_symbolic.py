@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minigraph.kernels.cuda.record.binder import blocks_for, i64
-from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, Scalar, Symbol, Trace, decision
+from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, decision
 from minigraph.types import TensorType, float32
 
 
@@ -51,7 +51,7 @@ def symbols_of(trace: Trace) -> list[Any]:
 def concrete(made: Any, values: Any) -> Any:
     if isinstance(made, list):
         return [concrete(x, values) for x in made]
-    return values[made.node] if isinstance(made, Symbol) else made
+    return values[made.node] if isinstance(made, SizeSymbol) else made
 
 
 def test_a_function_on_symbols_is_the_function_wherever_its_guards_hold():

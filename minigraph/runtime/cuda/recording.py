@@ -56,8 +56,8 @@ class Recorded:
 
 
 def record(
-    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, reports: int, checks: Checks | None = None,
-    earlier: Earlier | None = None, known: Known | None = None,
+    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, reports: int,
+    checks: Checks | None = None, earlier: Earlier | None = None, known: Known | None = None,
 ) -> Recorded:  # fmt: skip
     """Record all steps in order.
 

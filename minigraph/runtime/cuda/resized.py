@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, Symbol, Trace, Values
+from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, SizeSymbol, Trace, Values
 from minigraph.kernels.cuda.record.templates import Templates
 from minigraph.runtime.schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
 from minigraph.types import TensorType
@@ -28,7 +28,7 @@ class TypesTemplate:
         self.values = trace.program()
         self.changing: list[tuple[int, np.dtype, list[tuple[int, Any]]]] = []
         for i, t in enumerate(v.type for v in values):
-            sizes = [(n.node, 0) if isinstance(n, Symbol) else (-1, n) for n in t.shape]
+            sizes = [(n.node, 0) if isinstance(n, SizeSymbol) else (-1, n) for n in t.shape]
             if any(node >= 0 for node, _ in sizes):
                 self.changing.append((i, t.dtype, sizes))
 

@@ -48,7 +48,7 @@ Earlier = dict[int, tuple[Any, Recording]]
 """What operators recorded in the latest plan of their program that has it, by their step."""
 
 
-class Given(NamedTuple):
+class GivenBuffers(NamedTuple):
     """What a bind function is given, and what it can tell of that.
 
     facts     all but sizes;  sizes: where each buffer begins in the memory that it shows, its shape, its steps
@@ -61,7 +61,7 @@ class Given(NamedTuple):
     roots: list[Buffer]
 
 
-def given_in(slots: Iterable[Any], outside: Collection[int]) -> Given:
+def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
     """What stands in the slots of an operator; `outside` are ids of what a Scope owns."""
     buffers: list[Buffer] = []
     facts: list[Hashable] = []
@@ -87,7 +87,7 @@ def given_in(slots: Iterable[Any], outside: Collection[int]) -> Given:
         itself = number if root is b else numbers.setdefault(id(b), len(numbers))
         facts.append((number, itself, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
         sizes += (offset, *shape, *(steps or ()))
-    return Given(buffers, tuple(facts), tuple(sizes), roots)
+    return GivenBuffers(buffers, tuple(facts), tuple(sizes), roots)
 
 
 class Key:
@@ -95,7 +95,7 @@ class Key:
 
     __slots__ = ("_hash", "_parts", "what")
 
-    def __init__(self, what: tuple[Hashable, ...], given: Given) -> None:
+    def __init__(self, what: tuple[Hashable, ...], given: GivenBuffers) -> None:
         self.what, self._parts = what, (what, given.facts, given.sizes)
         self._hash = hash((what[0], given.sizes))  # of data types it would take long
 

@@ -1,13 +1,13 @@
 """Symbols: sizes that stand for others, too, while a function computes with them.
 
     trace = Trace((256, 784)); n, _ = trace.symbols
-    blocks = -(-n // 64)                          a Symbol: 4 for these sizes
+    blocks = -(-n // 64)                          a SizeSymbol: 4 for these sizes
     wide = n * 4 > 512                            True, and from now on a guard
     trace.program()((200, 784))                   the values of all symbols for other sizes, None where a guard fails
 
 What a function does depends on sizes by what it computes of them, which is noted, and by what it asks of them, a
 comparison or an index. Each answer becomes a guard: where it is the same for other sizes, the function would do the
-same, and what it made of symbols holds for them. A Symbol is no int, so what needs one asks for it. A text has a mark
+same, and what it made of symbols holds for them. A SizeSymbol is no int, so what needs one asks for it. A text has a mark
 in the place of a symbol, since most texts are those of errors that do not come: `Trace.text` fixes one that is used.
 """
 
@@ -42,11 +42,11 @@ def _ceil(value: float, _: Any) -> int:
     return math.ceil(value)
 
 
-class Symbol:
+class SizeSymbol:
     """A number that a trace knows how to compute for other sizes; `value` is what it is for those of the trace."""
 
     __slots__ = ("node", "trace", "value")
-    __array_ufunc__ = None  # NumPy leaves it to a Symbol to compute with one
+    __array_ufunc__ = None  # NumPy leaves it to a SizeSymbol to compute with one
 
     def __init__(self, trace: Trace, node: int, value: Any) -> None:
         self.trace, self.node, self.value = trace, node, value
@@ -66,7 +66,7 @@ class Symbol:
     def __eq__(self, other: object) -> bool:
         if other is self:
             return True
-        if isinstance(other, Symbol) and other.trace is self.trace:
+        if isinstance(other, SizeSymbol) and other.trace is self.trace:
             return other.node == self.node or self.trace.asked(operator.eq, self, other)
         return self.trace.asked(operator.eq, self, other) if isinstance(other, NUMBERS) else NotImplemented
 
@@ -103,15 +103,15 @@ class Symbol:
 
 
 def _define(name: str, function: Callable[[Any, Any], Any], asks: bool = False) -> None:
-    def direct(self: Symbol, other: Any) -> Any:
+    def direct(self: SizeSymbol, other: Any) -> Any:
         return (self.trace.asked if asks else self.trace.computed)(function, self, other)
 
-    def reflected(self: Symbol, other: Any) -> Any:
+    def reflected(self: SizeSymbol, other: Any) -> Any:
         return self.trace.computed(function, other, self)
 
-    setattr(Symbol, f"__{name}__", direct)
+    setattr(SizeSymbol, f"__{name}__", direct)
     if not asks:
-        setattr(Symbol, f"__r{name}__", reflected)
+        setattr(SizeSymbol, f"__r{name}__", reflected)
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "lshift", "rshift"):
@@ -125,16 +125,16 @@ class Trace:
     """What is computed and asked of symbols, in order; `symbols` stand for the sizes that it begins with."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self.symbols = [Symbol(self, i, size) for i, size in enumerate(sizes)]
+        self.symbols = [SizeSymbol(self, i, size) for i, size in enumerate(sizes)]
         self._initial: Values = [None] * len(self.symbols)  # constants have their values
         self._steps: list[tuple[Any, ...]] = []
         self._known: dict[Any, tuple[int, Any]] = {}  # (node, value) of what was computed before
 
     def computed(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-        """function(a, b) of symbols and numbers, as a Symbol; NotImplemented for anything else."""
+        """function(a, b) of symbols and numbers, as a SizeSymbol; NotImplemented for anything else."""
         if not self._takes(a) or not self._takes(b):
             return NotImplemented
-        return Symbol(self, *self._node(function, a, b, asked=False))
+        return SizeSymbol(self, *self._node(function, a, b, asked=False))
 
     def asked(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         """What function(a, b) is for the sizes of the trace: a guard for others."""
@@ -149,21 +149,21 @@ class Trace:
         """
         node, values = self._operand(())
         for symbol in symbols_in(args):
-            node, values = self._node(_followed, Symbol(self, node, values), symbol, asked=False)
+            node, values = self._node(_followed, SizeSymbol(self, node, values), symbol, asked=False)
 
         def decide(values: tuple[Any, ...], _: Any) -> Any:
             return function(*with_values(args, iter(values)))
 
-        answer = self._node(decide, Symbol(self, node, values), 0, asked=not free)
+        answer = self._node(decide, SizeSymbol(self, node, values), 0, asked=not free)
         if not free:
             return answer[1]
-        places, whole = [answer[1]._fields.index(name) for name in free], Symbol(self, *answer)
+        places, whole = [answer[1]._fields.index(name) for name in free], SizeSymbol(self, *answer)
 
         def fixed(answer: Any, _: Any) -> Any:
             return [x for i, x in enumerate(answer) if i not in places]
 
         self._node(fixed, whole, 0, asked=True)
-        symbols = [Symbol(self, *self._node(_item, whole, place, asked=False)) for place in places]
+        symbols = [SizeSymbol(self, *self._node(_item, whole, place, asked=False)) for place in places]
         return answer[1]._replace(**dict(zip(free, symbols, strict=True)))
 
     def program(self) -> Callable[[Sequence[int]], Values | None]:
@@ -185,15 +185,15 @@ class Trace:
         """A text with the values of the symbols in it, which are those of other sizes, too."""
         if BEGIN not in text:
             return text
-        symbols = {value[0]: Symbol(self, *value) for value in self._known.values()}
+        symbols = {value[0]: SizeSymbol(self, *value) for value in self._known.values()}
         symbols |= {symbol.node: symbol for symbol in self.symbols}
         return re.sub(f"{BEGIN}([0-9]+){END}", lambda found: str(symbols[int(found[1])]._pinned()), text)
 
     def _takes(self, x: Any) -> bool:
-        return x.trace is self if isinstance(x, Symbol) else isinstance(x, NUMBERS)
+        return x.trace is self if isinstance(x, SizeSymbol) else isinstance(x, NUMBERS)
 
     def _operand(self, x: Any) -> tuple[int, Any]:
-        if isinstance(x, Symbol):
+        if isinstance(x, SizeSymbol):
             return x.node, x.value
         key = type(x), x
         if key not in self._known:
@@ -216,10 +216,10 @@ def _followed(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     return *values, value
 
 
-def symbols_in(args: Sequence[Any]) -> Iterator[Symbol]:
+def symbols_in(args: Sequence[Any]) -> Iterator[SizeSymbol]:
     """The symbols among these arguments, and in tuples of them."""
     for arg in args:
-        if type(arg) is Symbol:
+        if type(arg) is SizeSymbol:
             yield arg
         elif type(arg) is tuple:
             yield from symbols_in(arg)
@@ -228,7 +228,7 @@ def symbols_in(args: Sequence[Any]) -> Iterator[Symbol]:
 def with_values(args: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:
     """The arguments with values in the place of their symbols, in order."""
     return tuple([
-        next(values) if type(arg) is Symbol else with_values(arg, values) if type(arg) is tuple else arg for arg in args
+        next(values) if type(arg) is SizeSymbol else with_values(arg, values) if type(arg) is tuple else arg for arg in args
     ])  # fmt: skip
 
 
@@ -259,9 +259,9 @@ def decision(free: Sequence[str] = ()) -> Callable[[Callable[..., Answer]], Call
 
 
 class Scalar:
-    """An argument of a kernel of a NumPy type whose value is a Symbol."""
+    """An argument of a kernel of a NumPy type whose value is a SizeSymbol."""
 
-    def __init__(self, kind: type[np.generic], symbol: Symbol) -> None:
+    def __init__(self, kind: type[np.generic], symbol: SizeSymbol) -> None:
         self.kind, self.symbol = kind, symbol
 
     @property
@@ -274,5 +274,5 @@ class Scalar:
 
 
 def scalar(kind: type[np.generic], value: Any) -> Any:
-    """A kernel's argument of this type: a Scalar of a Symbol."""
-    return Scalar(kind, value) if type(value) is Symbol else kind(value)
+    """A kernel's argument of this type: a Scalar of a SizeSymbol."""
+    return Scalar(kind, value) if type(value) is SizeSymbol else kind(value)

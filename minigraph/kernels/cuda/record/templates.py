@@ -20,8 +20,8 @@ from .binder import Binder
 from .buffer import Buffer, Words, owner, root_and_offset
 from .call import Call, every_call, names_of
 from .calls import Choice
-from .moved import Given
-from .symbolic import NO_SYMBOLS, Scalar, Symbol, Trace, Values
+from .moved import GivenBuffers
+from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, Values
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
 Fill = Callable[[Values, list[Buffer]], Any]  # from the values of a trace, and buffers by number
@@ -82,7 +82,7 @@ class CallTemplate:
             return lambda *_: fixed
         if isinstance(value, FIXED):
             return None
-        if isinstance(value, Symbol):
+        if isinstance(value, SizeSymbol):
             node = value.node
             return lambda values, _: values[node]
         if isinstance(value, Scalar):
@@ -152,7 +152,7 @@ def _with_facts(like: Words, facts: Iterable[tuple[str, Any]]) -> Words:
 
 
 def template(
-    bind: Bind, binder: Binder, given: Given, trace: Trace, shapes: Sequence[Any]
+    bind: Bind, binder: Binder, given: GivenBuffers, trace: Trace, shapes: Sequence[Any]
 ) -> CallTemplate | None:  # fmt: skip
     """A CallTemplate of the operator that `binder` has bound last; None where there is none.
 
@@ -300,7 +300,7 @@ class Resized:
     def __init__(self, binder: Binder, known: Known | None = None) -> None:
         self.binder, self.known = binder, {} if known is None else known
 
-    def templates(self, what: Any, given: Given) -> Templates[CallTemplate]:
+    def templates(self, what: Any, given: GivenBuffers) -> Templates[CallTemplate]:
         """Those of the operator that is bound now."""
         key = what, given.facts
         known = self.known.get(self.binder.step)
@@ -308,7 +308,7 @@ class Resized:
             known = self.known[self.binder.step] = key, Templates()
         return known[1]
 
-    def filled(self, templates: Templates[CallTemplate], given: Given) -> list[tuple[Call, list[Buffer]]] | None:
+    def filled(self, templates: Templates[CallTemplate], given: GivenBuffers) -> list[tuple[Call, list[Buffer]]] | None:
         """The operator's calls, each with the owners of what it touches; None where no template fits."""
         found = templates.fitting(given.sizes)
         if found is None:
@@ -326,7 +326,7 @@ class Resized:
         return filled
 
     def learn(
-        self, templates: Templates[CallTemplate], given: Given, bind: Bind, calls: Sequence[Call], notes: Sequence[str]
+        self, templates: Templates[CallTemplate], given: GivenBuffers, bind: Bind, calls: Sequence[Call], notes: Sequence[str]
     ) -> None:  # fmt: skip
         """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
         traced, own = templates.trace(given.sizes), given.buffers
@@ -359,7 +359,7 @@ def _answers(calls: Iterable[Any], sure: Callable[[Sequence[Call]], bool]) -> It
 
 
 def with_sizes(given: Sequence[Buffer], sizes: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-    """(offset, shape, steps) of each buffer, as Given has them in a row."""
+    """(offset, shape, steps) of each buffer, as GivenBuffers has them in a row."""
     found, at = [], 0
     for b in given:
         shape = at + 1 + b.ndim
