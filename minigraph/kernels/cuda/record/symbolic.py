@@ -1,13 +1,13 @@
 """Symbols: sizes that stand for others, too, while a function computes with them.
 
     trace = Trace((256, 784)); n, _ = trace.symbols
-    blocks = -(-n // 64)                          a SizeSymbol: 4 for these sizes
+    blocks = -(-n // 64)                          a symbol: 4 for these sizes
     wide = n * 4 > 512                            True, and from now on a guard
     trace.program()((200, 784))                   the values of all symbols for other sizes, None where a guard fails
 
 What a function does depends on sizes by what it computes of them, which is noted, and by what it asks of them, a
 comparison or an index. Each answer becomes a guard: where it is the same for other sizes, the function would do the
-same, and what it made of symbols holds for them. A SizeSymbol is no int, so what needs one asks for it. A text has a mark
+same, and what it made of symbols holds for them. A symbol is no int, so what needs one asks for it. A text has a mark
 in the place of a symbol, since most texts are those of errors that do not come: `Trace.text` fixes one that is used.
 """
 
@@ -228,7 +228,8 @@ def symbols_in(args: Sequence[Any]) -> Iterator[SizeSymbol]:
 def with_values(args: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:
     """The arguments with values in the place of their symbols, in order."""
     return tuple([
-        next(values) if type(arg) is SizeSymbol else with_values(arg, values) if type(arg) is tuple else arg for arg in args
+        next(values) if type(arg) is SizeSymbol else with_values(arg, values) if type(arg) is tuple else arg
+        for arg in args
     ])  # fmt: skip
 
 

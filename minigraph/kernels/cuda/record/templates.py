@@ -326,7 +326,8 @@ class Resized:
         return filled
 
     def learn(
-        self, templates: Templates[CallTemplate], given: GivenBuffers, bind: Bind, calls: Sequence[Call], notes: Sequence[str]
+        self, templates: Templates[CallTemplate], given: GivenBuffers, bind: Bind, calls: Sequence[Call],
+        notes: Sequence[str],
     ) -> None:  # fmt: skip
         """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
         traced, own = templates.trace(given.sizes), given.buffers
