@@ -90,6 +90,7 @@ def check_two_sizes() -> Counter[bool]:
         mg.assign(y * mg.mean(x), output=mg.static.data("out", [None, None]))
         out = mg.sum(y)
     sizes = (8, 32), (9, 32), (12, 32), (12, 40), (9, 64), (64, 64), (10, 48), (33, 7), (11, 50), (5, 5), (8, 32)
+    sizes = *sizes, (8, 64), (9, 32), (10, 32), (11, 64), (12, 32), (4, 0), (7, 1), (1, 7)
     return check_plans_of(main, out.name, [{"x": TensorType(both, float32)} for both in sizes], tf32=False)
 
 

@@ -48,8 +48,8 @@ def resized(
     """
     made = copy(like)
     made.values = _values(like)
-    sizes = tuple([n for name in like.feeds for n in feeds[name].shape])
-    found = known.fitting(sizes)
+    sizes, before = (tuple([n for name in like.feeds for n in own[name].shape]) for own in (feeds, _fed(like)))
+    found = known.fitting(sizes) if known.made and known.vary_alike(before) else None
     if found is None:
         for name, index in like.feeds.items():
             _retype(made.values[index], feeds[name])
@@ -64,6 +64,11 @@ def resized(
             return None  # other lives, and others that may be overwritten
         new.last_use = old.last_use
     return made
+
+
+def _fed(like: Schedule) -> dict[str, TensorType]:
+    """The types of its feeds."""
+    return {name: like.values[index].type for name, index in like.feeds.items()}
 
 
 def _values(like: Schedule) -> list[Value]:

@@ -33,7 +33,6 @@ NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError,
 BEGIN, END = "\x02", "\x03"  # of the number of a node in a text
 
 
-
 def _bits(value: int, _: Any) -> int:
     return value.bit_length()
 
@@ -173,10 +172,13 @@ class Trace:
         def values(sizes: Sequence[int]) -> Values | None:
             found = initial.copy()
             found[: len(sizes)] = sizes
-            for at, function, a, b, guard, answer in steps:
-                found[at] = value = function(found[a], found[b])
-                if guard and value != answer:
-                    return None
+            try:
+                for at, function, a, b, guard, answer in steps:
+                    found[at] = value = function(found[a], found[b])
+                    if guard and value != answer:
+                        return None
+            except NO_SYMBOLS:  # a quotient by 0, say
+                return None
             return found
 
         return values

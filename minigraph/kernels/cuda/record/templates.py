@@ -57,7 +57,6 @@ class CallTemplate:
         self.wrong = trace.text(binder.wrong[binder.step]) if binder.step in binder.wrong else None
         self.answers = binder.answers if any(call.products() for call in every_call(binder.calls)) else None
         self.values = trace.program()
-        self.kept = list(binder.calls), list(given)  # whose ids are known
 
     def filled(
         self, values: Values, given: Sequence[Buffer], scratch: Callable[[Any, np.dtype], Buffer], fault: Buffer
@@ -247,13 +246,13 @@ class Templates(Generic[One]):
 
     def fitting(self, sizes: Sizes) -> tuple[One, Values] | None:
         """A template for these sizes, and the values of its symbols."""
-        if not self.made or not self._varies_alike(sizes):
+        if not self.made or not self.vary_alike(sizes):
             return None
         chosen = [sizes[i] for i in self.places]
         for at, one in enumerate(self.made):
             values = one.values(chosen)
             if values is not None:
-                self.idle -= 2
+                self.idle = max(0, self.idle - 2)
                 if at:
                     self.made.insert(0, self.made.pop(at))
                 return one, values
@@ -262,7 +261,7 @@ class Templates(Generic[One]):
     def trace(self, sizes: Sizes) -> tuple[Trace, list[Any]] | None:
         """A trace of what changes, and the sizes with its symbols; None where no template shall be made."""
         self.idle += 1
-        if not self.samples or not self._varies_alike(sizes):
+        if not self.samples or not self.vary_alike(sizes):
             self.samples = [*self.samples, sizes][-SAMPLES:]
             self.made.clear()
             numbers: dict[Sizes, int] = {}
@@ -280,7 +279,8 @@ class Templates(Generic[One]):
         """Another template, in the place of the one that was of no use for longest."""
         self.made = [one, *self.made[: MADE - 1]]
 
-    def _varies_alike(self, sizes: Sizes) -> bool:
+    def vary_alike(self, sizes: Sizes) -> bool:
+        """Whether what is taken for a constant is that here, and what is one symbol has one value."""
         first, places = self.samples[-1], self.places
         return list(sizes) == [
             size if n < 0 else sizes[places[n]] for n, size in zip(self.numbers, first, strict=True)

@@ -34,6 +34,7 @@ from .order import (
 )
 
 BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
+UNITS_KEPT = 64  # lists of units of one program
 KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
 
 
@@ -145,28 +146,30 @@ def units_of(recorded: Recorded, constants: Collection[int], known: KnownUnits |
     binder = recorded.binder
     if known is None or binder.tables or binder.arenas:
         return _units(recorded, constants)
-    numbers, touched = dict[int, int](), recorded.repeats.touched_by
-    roots = [[owner(b) for b in touched(call)] for call in binder.calls]
+    touched_by, calls, values = recorded.repeats.touched_by, binder.calls, recorded.values
+    roots = [[owner(b) for b in touched_by(call)] for call in calls]
     by_id = {id(b): b for own in roots for b in own}
     numbers = {key: number for number, key in enumerate(by_id)}
-    ignored = {id(binder.fault), *constants}
 
     def named(buffers: Iterable[Buffer]) -> tuple[int | None, ...]:
         return tuple([numbers.get(id(owner(b))) for b in buffers])
 
-    calls, values = binder.calls, recorded.values
     key = (
         recorded.schedule.lineage, tuple([tuple([numbers[id(b)] for b in own]) for own in roots]),
         tuple(map(len, recorded.spans)), recorded.rest, recorded.stores, recorded.agreed, recorded.looking,
-        tuple(binder.wrong), tuple(map(type, calls)), named([b for call in calls for b in call.reads]),
+        tuple(binder.wrong), tuple(map(type, calls)),
+        tuple([(i, numbers.get(id(b))) for i, call in enumerate(calls) for b in call.reads]),
         named(values.buffers), named(values.outside.values()), named([b for b, _ in values.results]),
         named([binder.counter, binder.fault]), frozenset(numbers[key] for key in constants if key in numbers),
     )  # fmt: skip
     units = known.get(key)
     if units is None:
         made = _units(recorded, constants)
+        if len(known) >= UNITS_KEPT:
+            known.clear()
         known[key] = list(made.units)
         return made
+    ignored = {id(binder.fault), *constants}
     blocks = [b for key, b in by_id.items() if key not in ignored]
     return Units(list(units), dict(enumerate(blocks)))
 
