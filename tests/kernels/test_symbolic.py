@@ -1,4 +1,4 @@
-"""Symbols compute what their sizes would, and guards fail where a function would have done something else."""
+"""Symbols compute what their sizes would, and conditions fail where a function would have done something else."""
 
 from __future__ import annotations
 

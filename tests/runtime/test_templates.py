@@ -117,7 +117,7 @@ def check_all() -> None:
     list(map(check_plans, range(8)))
 
 
-def wrong_guards(monkeypatch):
+def wrong_conditions(monkeypatch):
     own = Trace.asked
     monkeypatch.setattr(Trace, "asked", lambda self, f, a, b: f(*(getattr(x, "value", x) for x in (a, b))))
     return own
@@ -148,9 +148,9 @@ def wrong_units(monkeypatch):
     monkeypatch.setattr("minigraph.runtime.cuda.bind.units_of", lambda r, c, known: own(r, c, kept))
 
 
-@pytest.mark.parametrize("bug", [wrong_guards, wrong_constants, wrong_answers, wrong_units])
+@pytest.mark.parametrize("bug", [wrong_conditions, wrong_constants, wrong_answers, wrong_units])
 def test_templates_of_other_sizes_are_seen(monkeypatch, bug):
-    """Bugs: no answer is a guard; what changes is taken for a constant; a library's answers, and units, of others."""
+    """Bugs: no answer is a condition; what changes is a constant; a library's answers, and units, of others."""
     bug(monkeypatch)
     with pytest.raises((AssertionError, MinigraphError, TypeError, IndexError, KeyError)):
         check_all()

@@ -2,13 +2,15 @@
 
     trace = Trace((256, 784)); n, _ = trace.symbols
     blocks = -(-n // 64)                          a symbol: 4 for these sizes
-    wide = n * 4 > 512                            True, and from now on a guard
-    trace.program()((200, 784))                   the values of all symbols for other sizes, None where a guard fails
+    wide = n * 4 > 512                            True, and from now on a condition
+    trace.program()((200, 784))                   the values of all symbols for other sizes; None where a condition
+                                                  does not hold
 
 What a function does depends on sizes by what it computes of them, which is noted, and by what it asks of them, a
-comparison or an index. Each answer becomes a guard: where it is the same for other sizes, the function would do the
-same, and what it made of symbols holds for them. A symbol is no int, so what needs one asks for it. A text has a mark
-in the place of a symbol, since most texts are those of errors that do not come: `Trace.text` fixes one that is used.
+comparison or an index. Each answer becomes a condition: where it is the same for other sizes, the function would do
+the same, and what it made of symbols holds for them. A symbol is no int, so what needs one asks for it. A text has a
+mark in the place of a symbol, since most texts are those of errors that do not come: `Trace.text` fixes one that is
+used.
 """
 
 from __future__ import annotations
@@ -136,13 +138,13 @@ class Trace:
         return SizeSymbol(self, *self._node(function, a, b, asked=False))
 
     def asked(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-        """What function(a, b) is for the sizes of the trace: a guard for others."""
+        """What function(a, b) is for the sizes of the trace: a condition for others."""
         if not self._takes(a) or not self._takes(b):
             return NotImplemented
         return self._node(function, a, b, asked=True)[1]
 
     def decided(self, function: Callable[..., Any], args: tuple[Any, ...], free: Sequence[str] = ()) -> Any:
-        """What function(*args) is for the sizes of the trace: a guard for others, where it is asked again.
+        """What function(*args) is for the sizes of the trace: a condition for others, where it is asked again.
 
         free  fields of the answer, a NamedTuple, that may be others: they are symbols
         """
@@ -173,9 +175,9 @@ class Trace:
             found = initial.copy()
             found[: len(sizes)] = sizes
             try:
-                for at, function, a, b, guard, answer in steps:
+                for at, function, a, b, condition, answer in steps:
                     found[at] = value = function(found[a], found[b])
-                    if guard and value != answer:
+                    if condition and value != answer:
                         return None
             except NO_SYMBOLS:  # a quotient by 0, say
                 return None
@@ -242,8 +244,8 @@ def _item(values: tuple[Any, ...], place: int) -> Any:
 def decision(free: Sequence[str] = ()) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
     """Decorates a function that decides by sizes, such as how a product is cut: its answers are kept.
 
-    What it asks of symbols are no guards, but its answer is one. It takes numbers and tuples of them by position, and
-    what can be hashed; its answer has no sizes in it that need not be the same.
+    What it asks of symbols are no conditions, but its answer is one. It takes numbers and tuples of them by position,
+    and what can be hashed; its answer has no sizes in it that need not be the same.
 
     free  fields of its answer, a NamedTuple, of which kernels are told when they run
     """

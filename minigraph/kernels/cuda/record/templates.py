@@ -1,7 +1,7 @@
 """Templates: what a bind function records for any sizes of which it asks the same.
 
     a miss   the function runs once more, on Symbols in the place of the sizes that change (symbolic.py)
-    a hit    other sizes that pass the guards get the calls with their own numbers; the function does not run
+    a hit    other sizes that meet the conditions get the calls with their own numbers; the function does not run
 
 A template is kept only if it gives the calls that the function has recorded for the sizes that it was made for. What a
 bind function does that a template cannot hold (tables, arenas, reports, calls of the host) is bound each time.
@@ -259,7 +259,10 @@ class Templates(Generic[One]):
         return None
 
     def trace(self, sizes: Sizes) -> tuple[Trace, list[Any]] | None:
-        """A trace of what changes, and the sizes with its symbols; None where no template shall be made."""
+        """A trace of what changes, and the sizes with its symbols; None where no template shall be made.
+
+        Not for the second sizes either: a program may have batches and a last one.
+        """
         self.idle += 1
         if not self.samples or not self.vary_alike(sizes):
             self.samples = [*self.samples, sizes][-SAMPLES:]
@@ -270,6 +273,7 @@ class Templates(Generic[One]):
                 for column in zip(*self.samples, strict=True)
             ]  # fmt: skip
             self.places = [self.numbers.index(n) for n in range(len(numbers))]
+            return None
         if not self.places or self.idle > IDLE:
             return None
         trace = Trace([sizes[i] for i in self.places])
