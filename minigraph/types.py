@@ -105,7 +105,7 @@ class TensorType:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.shape, self.dtype))
+        return hash((tuple([getattr(size, "node", size) for size in self.shape]), self.dtype))  # symbolic.py: node
 
     def __hash__(self) -> int:
         return self._hash

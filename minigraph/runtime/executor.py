@@ -224,7 +224,8 @@ class Executor(NotPickled):
             self._again += 1
             if self._again == WARNED_AFTER:
                 _warn_of_turns(self._again, [plan.seconds for k, plan in self._plans.items() if k != key])
-        programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans)))
+        others = there - len(gone) - len(own)
+        programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans))) if others >= PROGRAMS_KEPT else []
         for other in programs[PROGRAMS_KEPT:]:
             for k in [k for k in self._plans if k[:-1] == other]:
                 del self._plans[k]

@@ -62,15 +62,24 @@ class Step:
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
     typed: dict[int, list[int]] | None = None
+    _attrs: str = ""
+    _updates: tuple[list[Any], list[tuple[int, int]]] | None = None  # for which `in_place`
+
+    @property
+    def attrs(self) -> str:
+        """The attributes of the operator as a text, which is made once."""
+        self._attrs = self._attrs or repr(self.op.attrs)
+        return self._attrs
 
     @property
     def updates(self) -> list[tuple[int, int]]:
         """(value written, value whose array it takes over)."""
-        if self.in_place.count(None) == len(self.in_place):  # as of most steps
-            return []
-        slots = zip(self.outputs, self.in_place, strict=True)
-        lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
-        return [(o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False) if i is not None]
+        if self._updates is None or self._updates[0] is not self.in_place:
+            slots = zip(self.outputs, self.in_place, strict=True)
+            lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
+            pairs = ((o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False))
+            self._updates = self.in_place, [(o, i) for o, i in pairs if i is not None]
+        return self._updates[1]
 
     @property
     def needs(self) -> frozenset[str]:
@@ -96,13 +105,14 @@ class Schedule:
 
     show      finds which values show the memory of others on this device; what it remarks is kept: (step, text)
     inplace   whether an operator may write over the value that it updates
+    lineage   the same object for all that were made of one Schedule for other sizes (cuda/resized.py)
     """
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
         show: Show = show_views, inplace: bool = True,
     ) -> None:  # fmt: skip
-        self.inplace = inplace
+        self.inplace, self.lineage = inplace, object()
         self.program, self.fetches = program, tuple(fetches)
         self.values: list[Value] = []
         self.current: dict[str, int] = {}

@@ -82,7 +82,7 @@ def again(monkeypatch) -> Counter[str]:
 
     def counted(self: Repeats, key: Any, given: Any) -> Any:
         calls = real(self, key, given)
-        counts[key[0][0].type] += calls is not None
+        counts[key.what[0].type] += calls is not None
         return calls
 
     monkeypatch.setattr(Repeats, "again", counted)

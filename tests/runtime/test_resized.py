@@ -10,7 +10,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.errors import ShapeError
-from minigraph.runtime.cuda import sizes as sizes_module
+from minigraph.runtime.cuda import resized as resized_module
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.runtime.schedule import Schedule
@@ -58,7 +58,7 @@ def check_plans(seed: int) -> int:
         compiled = mg.static.CompiledProgram(program, build_strategy=mg.static.BuildStrategy.all())
         program = compiled.program_for(tuple(case.fetches))
     siblings, plans, taken, most = Siblings(), [], 0, 0
-    for more in [*r.sample([0, 1, 2, 3, 5, 64], 4), 0, 2]:
+    for more in [*r.sample([0, 1, 2, 3, 5, 6, 7, 64, 130], 7), 0, 2]:
         types = sized(case, program, more)
         one, alone = (made_or_why(program, types, case.fetches, siblings=own) for own in (siblings, None))
         if isinstance(alone, str):
@@ -68,6 +68,7 @@ def check_plans(seed: int) -> int:
         placed = one.layout in siblings.layouts.known
         left = [part for i, part in enumerate(facts(one)) if not placed or i not in PLACED]
         assert left == [part for i, part in enumerate(facts(alone)) if not placed or i not in PLACED]
+        assert one.units.units == alone.units.units
         most = max(most, alone.arena_bytes)
         assert one.arena_bytes <= most, "no more than the largest alone"
         check_memory(one)
@@ -92,7 +93,7 @@ def stale_types(step, values, before):
 
 
 def test_types_of_sizes_before_are_seen(monkeypatch):
-    monkeypatch.setattr(sizes_module, "_again", stale_types)
+    monkeypatch.setattr(resized_module, "_again", stale_types)
     with pytest.raises((AssertionError, ShapeError)):
         list(map(check_plans, range(8)))
 

@@ -121,10 +121,11 @@ def bind_program(
     checks = Checks(schedule, program, binder) if checking else None
     constant = constant_steps(schedule) if not checking else ()
     values = value_buffers(schedule, constant, options.inplace)
+    reports = len(schedule.steps) - 1 if checking else last_report(schedule.steps)
     if options.inplace:
-        lay_pieces(values, len(schedule.steps) if checking else last_report(schedule.steps))
+        lay_pieces(values, reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(schedule, binder, values, settling.settle, checks, siblings.earlier)
+    recorded = record(schedule, binder, values, settling.settle, reports, checks, siblings.earlier, siblings.templates)
     check_guards(recorded)
     tell_guards(recorded)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
@@ -133,7 +134,7 @@ def bind_program(
     once = frozenset(i for p in alone for i in recorded.spans[p])
     constants, constant_bytes = in_a_row(b for p in alone for b in written[p])
     staging = staging_of(recorded)
-    units = units_of(recorded, {id(b) for b, _ in constants})
+    units = units_of(recorded, {id(b) for b, _ in constants}, siblings.units)
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)
     binder.joined, binder.gone = joined.launches, frozenset(joined.taken)
     elsewhere = {id(b) for b in values.outside.values()} | {id(b) for b, _ in (*staging.fields, *constants)}

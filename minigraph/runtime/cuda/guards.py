@@ -18,6 +18,8 @@ from .recording import Recorded
 
 def guards(recorded: Recorded, position: int) -> dict[int, Any]:
     """The guards of a step, or of the end, by their positions among the calls."""
+    if not recorded.looking:
+        return {}
     span = recorded.spans[position] if position < len(recorded.spans) else recorded.rest
     return _looking(recorded, span if position not in recorded.binder.wrong else _common(span, recorded.stores))
 
@@ -28,8 +30,8 @@ def _common(one: range, other: range) -> range:
 
 def _looking(recorded: Recorded, positions: Iterable[int]) -> dict[int, Any]:
     """The launches that are given the record of faults."""
-    calls, looking = recorded.binder.calls, recorded.looking
-    return {i: calls[i] for i in positions if i in looking and i not in recorded.agreed} if looking else {}
+    calls, looking, agreed = recorded.binder.calls, recorded.looking, recorded.agreed
+    return {i: calls[i] for i in positions if i in looking and i not in agreed} if looking else {}
 
 
 def check_guards(recorded: Recorded) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,10 @@ from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.kernels.cuda.record.calls import Copy
-from minigraph.kernels.cuda.record.moved import Earlier, Repeats
+from minigraph.kernels.cuda.record.moved import Earlier, Key, Repeats, given_in
+from minigraph.kernels.cuda.record.templates import Known, Resized
 from minigraph.kernels.groups import present
 from minigraph.runtime.schedule import Schedule, Step
-from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
 from .checks import Checks
@@ -50,29 +50,33 @@ class Recorded:
     @cached_property
     def looking(self) -> frozenset[int]:
         """The positions of the launches that are given the record of faults."""
-        fault = self.binder.fault
-        return frozenset([i for i, call in enumerate(self.binder.calls) if call.looks_at(fault)])
+        fault, touched_by = self.binder.fault, self.repeats.touched_by
+        calls = enumerate(self.binder.calls)
+        return frozenset([i for i, call in calls if fault in touched_by(call) and call.looks_at(fault)])
 
 
 def record(
-    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, checks: Checks | None = None,
-    earlier: Earlier | None = None,
+    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, reports: int,
+    checks: Checks | None = None, earlier: Earlier | None = None, known: Known | None = None,
 ) -> Recorded:  # fmt: skip
-    """Record all steps in order; `settle` says which of an operator's calls will run."""
+    """Record all steps in order.
+
+    settle   says which of an operator's calls will run
+    reports  the last step that may refuse values; -1 where none does
+    """
     steps, stores, agreed, spans = schedule.steps, range(0), range(0), list[range]()
-    reports = last_report(steps) if checks is None else len(steps) - 1
     stored = max((i for i, step in enumerate(steps) if _writes(schedule, step)), default=-1)
     stored = max(stored, reports) if stored >= 0 else -1  # what is written before waits for it
-    repeats = Repeats(binder, earlier)
+    repeats, resized = Repeats(binder, earlier), Resized(binder, known)
     for position, step in enumerate(steps):
         first = len(binder.calls)
         binder.stored = position > stored
         values.keep_apart(step, bool(binder.wrong), later=position < reports)
-        _record_step(position, step, binder, values, repeats, settle, checks)
+        _record_step(position, step, binder, values, repeats, resized, settle, checks)
         assert position not in binder.wrong or position <= reports, f"{step.op.type} lacks `reports`"
         if position in binder.wrong and values.keep_apart(step, True):  # its own kernels may report
             del binder.calls[first:], binder.scratches[-1]
-            _record_step(position, step, binder, values, repeats, settle, checks)
+            _record_step(position, step, binder, values, repeats, resized, settle, checks)
         if position == reports and stored >= 0 and binder.wrong and _among_ranks(steps):
             start = len(binder.calls)
             agree_on_faults(binder)
@@ -106,39 +110,69 @@ def _record_end(binder: Binder, values: ValueBuffers) -> range:
 
 
 def _record_step(
-    position: int, step: Step, binder: Binder, values: ValueBuffers, repeats: Repeats, settle: Settle,
-    checks: Checks | None,
+    position: int, step: Step, binder: Binder, values: ValueBuffers, repeats: Repeats, resized: Resized,
+    settle: Settle, checks: Checks | None,
 ) -> None:  # fmt: skip
     inputs = checks.before(binder, position, step, values.buffers) if checks is not None else []
     binder.begin(position, step.op.number, step.op.opdef.reference)
-    _record_operator(step, binder, values, repeats, settle)
+    _record_operator(step, binder, values, repeats, resized, settle)
     if checks is not None:
         checks.after(binder, position, step, values.buffers, inputs)
 
 
-def _record_operator(step: Step, binder: Binder, values: ValueBuffers, repeats: Repeats, settle: Settle) -> None:
-    """The operator's own calls: copies of those of one like it, or what its definition records."""
+def _record_operator(
+    step: Step, binder: Binder, values: ValueBuffers, repeats: Repeats, resized: Resized, settle: Settle
+) -> None:
+    """The operator's own calls: copies of those of one like it, those of a template, or what its definition records."""
     opdef, first, guarded = step.op.opdef, len(binder.calls), bool(binder.wrong)
-    ins = {s.name: _buffer(values, i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
-    outs = {s.name: _buffer(values, i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
-    key, given = repeats.key((opdef, repr(step.op.attrs), guarded), [*ins.values(), *outs.values()])
-    known = repeats.again(key, given)
+    buffers = values.buffers
+    ins, outs = (
+        {s.name: buffers[i] if type(i) is int else _buffer(values, i) for s, i in zip(slots, given, strict=True)}
+        for slots, given in ((opdef.inputs, step.inputs), (opdef.outputs, step.outputs))
+    )
+    what, given = (opdef, step.attrs, guarded, binder.stored), given_in((*ins.values(), *outs.values()), binder.outside)
+    key = Key(what, given)
+    known = repeats.again(key, given.roots)
     if known is not None:
         binder.calls += known
         return
+    templates = resized.templates(what, given)
     notes = len(binder.notes)
+    filled = resized.filled(templates, given)
+
+    def bind(binder: Binder, given: Sequence[Buffer]) -> None:
+        left = iter(given)
+        opdef.gpu_bind(binder, _given(ins, left), _given(outs, left), step.op.attrs)
+
     try:
-        opdef.gpu_bind(binder, ins, outs, step.op.attrs)
+        if filled is None:
+            opdef.gpu_bind(binder, ins, outs, step.op.attrs)
+            texts = [text for _, text in binder.notes[notes:]]
+            resized.learn(templates, given, bind, binder.calls[first:], texts)
+        else:
+            binder.calls += [call for call, _ in filled]
         binder.calls[first:] = settle(binder.calls[first:], binder.note)
     except MinigraphError as error:
         raise error.at(step.op.call(), step.op.site) from None
-    repeats.keep(key, given, binder.calls[first:], [text for _, text in binder.notes[notes:]])
+    calls, texts = binder.calls[first:], [text for _, text in binder.notes[notes:]]
+    if filled is None:
+        repeats.keep(key, given.roots, calls, texts)
+    else:
+        repeats.remember(key, given.roots, filled, calls, texts)
+
+
+def _given(slots: Mapping[str, Any], left: Iterator[Buffer]) -> dict[str, Any]:
+    """The same slots with other buffers, in their order."""
+    return {
+        name: [next(left) for _ in slot] if isinstance(slot, list) else None if slot is None else next(left)
+        for name, slot in slots.items()
+    }  # fmt: skip
 
 
 def _buffer(values: ValueBuffers, index: Any) -> Any:
     """What stands in a slot, as buffers; a value that is not read has one of its own."""
     if isinstance(index, list):
-        return [_buffer(values, i) for i in index]
+        return [values.buffers[i] if type(i) is int else _buffer(values, i) for i in index]
     if isinstance(index, TensorType):
         return Buffer(index.shape, index.dtype)
     return None if index is None else values.buffers[index]

@@ -7,20 +7,22 @@ kernel that was never compiled, those of sizes between the ones that came are co
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.moved import Earlier
+from minigraph.kernels.cuda.record.templates import Known, Templates
 from minigraph.program import Program
 from minigraph.program.prune import Prune
-from minigraph.runtime.schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
+from minigraph.runtime.schedule import Schedule, Show
 from minigraph.types import TensorType
 
-from .layout.placement import ArenaLayout, Layouts
+from .layout.placement import ArenaLayout, KnownUnits, Layouts
+from .resized import TypesTemplate, resized
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
 PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
@@ -33,6 +35,9 @@ class Siblings:
     """What plans of one program that differ in the sizes of their feeds know of each other.
 
     earlier   what operators recorded that are the same for all sizes
+    types     those of the values of such Schedules, as far as what was found for some sizes holds for more
+    templates what others recorded, as far as it holds for more sizes
+    units     what their calls read and write
     layouts   where blocks of temporary memory lie in the largest that are there
     schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
@@ -41,6 +46,9 @@ class Siblings:
     """
 
     earlier: Earlier = field(default_factory=dict)
+    types: defaultdict[Any, Templates[TypesTemplate]] = field(default_factory=lambda: defaultdict(Templates))
+    templates: Known = field(default_factory=dict)
+    units: KnownUnits = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
     schedules: WeakValueDictionary[Any, Schedule] = field(default_factory=WeakValueDictionary)
     plans: int = 0
@@ -52,8 +60,9 @@ class Siblings:
         self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool
     ) -> Schedule:
         """The Schedule of a program, which is that of these plans; all but fetches and feeds is the same for them."""
-        like = self.schedules.get((tuple(fetches), frozenset(feeds)))
-        made = resized(like, feeds, show) if like is not None else None
+        key = tuple(fetches), frozenset(feeds)
+        like = self.schedules.get(key)
+        made = resized(like, feeds, show, self.types[key]) if like is not None else None
         return made or Schedule(program, feeds, fetches, prune, show=show, inplace=inplace)
 
     def keep(self, schedule: Schedule, layout: ArenaLayout) -> None:
@@ -97,55 +106,3 @@ def likely(least: Feeds, largest: Feeds) -> list[Feeds]:
          for name, t in least.items()}
         for size in sorted(sizes - {0})
     ]  # fmt: skip
-
-
-# Schedules: steps and which values they read stay, types are found anew
-
-
-def resized(like: Schedule, feeds: Mapping[str, TensorType], show: Show) -> Schedule | None:
-    """What `Schedule` makes of these feeds; None where values would show other memory than in `like`.
-
-    like   of the same program, fetches and names of feeds, with the same `show`
-    """
-    made = copy(like)
-    made.values = [Value(v.name, v.type, v.producer, v.persistable, -1, i) for i, v in enumerate(like.values)]
-    for name, index in like.feeds.items():
-        _retype(made.values[index], feeds[name])
-    made.steps = [_again(step, made.values, like.values) for step in like.steps]
-    made.remarks = show(made)
-    for new, old in zip(made.values, like.values, strict=True):
-        if new.root != old.root:
-            return None  # other lives, and others that may be overwritten
-        new.last_use = old.last_use
-    return made
-
-
-def _retype(value: Value, found: TensorType) -> None:
-    """The same object as before where the type is, so that readers need not look closely."""
-    if value.type != found:
-        value.type = found
-
-
-def _again(step: Step, values: list[Value], before: list[Value]) -> Step:
-    """The step for inputs of these types; the values that it writes get theirs."""
-    typed = step.typed or {}
-    given = [*step.read, *(i for indices in typed.values() for i in indices)]
-    if all(values[i].type is before[i].type for i in given) and "control" not in step.op.opdef.traits:
-        return step
-    types: dict[str, list[TensorType]] = {}
-    inputs = list(step.inputs)
-    for number, slot in enumerate(step.op.opdef.inputs):
-        indices = typed.get(number) or flat([inputs[number]])
-        if indices:
-            types[slot.name] = own = [values[i].type for i in indices]
-            if number in typed:
-                inputs[number] = own if slot.variadic else own[0]
-    found = inferred(step.op, types)
-    for slot, output in zip(step.op.opdef.outputs, step.outputs, strict=True):
-        if output is None:
-            continue
-        for i, v, t in zip(flat([output]), step.op.outputs[slot.name], found[slot.name], strict=True):
-            if t != values[i].type:
-                check_accepted(step.op, v, t, types)
-                values[i].type = t
-    return replace(step, inputs=inputs) if typed else step

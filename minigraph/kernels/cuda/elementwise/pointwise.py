@@ -20,6 +20,7 @@ import numpy as np
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.kernels.cuda.record.compile import KEPT, read_source
+from minigraph.kernels.cuda.record.symbolic import SizeSymbol, scalar
 from minigraph.types import bfloat16, float16
 
 THREADS = 256
@@ -224,6 +225,8 @@ def _computed(dtypes: Sequence[np.dtype]) -> str:
 
 
 def _scalar(value: Any) -> np.generic:
+    if isinstance(value, SizeSymbol):
+        return scalar(np.int64, value)
     return np.int64(value) if np.asarray(value).dtype.kind in "bi" else np.float64(value)
 
 

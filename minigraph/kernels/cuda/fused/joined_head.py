@@ -11,13 +11,15 @@ one computes the next one reads from shared memory. Each number comes from the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from minigraph.kernels.cuda.matmul.narrow_product import Narrow
 from minigraph.kernels.cuda.record.binder import Choice, Launch
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner, root_and_offset
-from minigraph.kernels.cuda.record.compile import full_source, read_source
+from minigraph.kernels.cuda.record.compile import KEPT, full_source, read_source
 
+Pairs = tuple[tuple[str, Any], ...]
 THREADS = 256  # of a block, those of matmul/narrow_product.cu's forward
 MACROS = "N", "ALL", "ALL_PACKS", "VALID"  # of fused.cuh
 KERNEL = """
@@ -92,31 +94,42 @@ def head(forward: Launch, rows: Launch, gradient: Launch) -> Launch | None:
         return None
     d, _, mask, dx, _, _, width, _ = gradient.args
     args = *forward.args, mask, d, dx, width, *rows.args
-    return Launch(_source(first, second, third, scores, slopes), "head", forward.grid, (THREADS, 1, 1), args)
+    generated = tuple(second.parameters), tuple(second.body), tuple(second.facts.items()), second.lanes
+    source = _source(tuple(first.defines.items()), generated, tuple(third.defines.items()), (*scores,), (*slopes,), n)
+    return Launch(source, "head", forward.grid, (THREADS, 1, 1), args)
 
 
-def _source(first: Narrow, second: RowKernel, third: Narrow, scores: Sequence[int], slopes: Sequence[int]) -> str:
-    """The text: fused_rows as a function, matmul/narrow_product.cu, and the kernel that calls both."""
-    each, n = int(first.defines["ROWS"]), first.shape[2]
+@lru_cache(maxsize=KEPT)
+def _source(
+    first: Pairs, generated: tuple[tuple[str, ...], tuple[str, ...], Pairs, int], third: Pairs,
+    scores: tuple[int, ...], slopes: tuple[int, ...], n: int,
+) -> str:  # fmt: skip
+    """The text: fused_rows as a function, matmul/narrow_product.cu, and the kernel that calls both.
+
+    first, third    the macros of the two kernels for narrow products
+    generated       parameters, body, macros and lanes of the kernel on rows, of n elements
+    scores, slopes  which of its arguments are what the first one writes and the third one reads
+    """
+    given, body, macros, lanes = generated
+    each, pack = int(dict(first)["ROWS"]), min(dict(first)["G"], dict(third)["G"])
     facts = {
-        **second.facts, "GROUPS": THREADS // second.lanes, "ROWS_FROM": f"i64(blockIdx.x) * {each}",
+        **dict(macros), "GROUPS": THREADS // lanes, "ROWS_FROM": f"i64(blockIdx.x) * {each}",
         "ROWS_TO": f"min(rows, i64(blockIdx.x + 1) * {each})", "ROWS_STEP": "GROUPS",
     }  # fmt: skip
-    pack = min(first.defines["G"], third.defines["G"])
-    defines = {**first.defines, "MASK": third.defines["MASK"], "G": pack, "JOINED": 1}
-    parameters = ",\n    ".join(text.replace("__restrict__ ", "") for text in second.parameters)
-    given = [parameter.rsplit(None, 1)[-1].lstrip("*") for parameter in second.parameters]
+    defines = {**dict(first), "MASK": dict(third)["MASK"], "G": pack, "JOINED": 1}
+    parameters = ",\n    ".join(text.replace("__restrict__ ", "") for text in given)
+    names = [parameter.rsplit(None, 1)[-1].lstrip("*") for parameter in given]
     for places, where in ((scores, "z"), (slopes, "d")):
         for i in places:
-            given[i] = f"own_{where} - i64(blockIdx.x) * {each * n}"  # as if the rows before lay there, too
-    lines = "\n    ".join(second.body)
+            names[i] = f"own_{where} - i64(blockIdx.x) * {each * n}"  # as if the rows before lay there, too
+    lines = "\n    ".join(body)
     return "".join([
         full_source("record/philox.cuh", [(key, str(value)) for key, value in facts.items()]),
         read_source("fused/fused.cuh"),
         f"\nstatic __device__ __forceinline__ void fused_rows(\n    {parameters})\n{{\n    {lines}\n}}\n",
         *(f"#undef {name}\n" for name in (*facts, *MACROS)),
         *(f"#define {key} {value}\n" for key, value in defines.items()), read_source("matmul/narrow_product.cu"),
-        KERNEL % (THREADS, parameters, ", ".join(given)),
+        KERNEL % (THREADS, parameters, ", ".join(names)),
     ])  # fmt: skip
 
 

@@ -7,11 +7,10 @@ contiguous in both operands, the input's gradient; this one has all of them.
 from __future__ import annotations
 
 import itertools
-from functools import lru_cache
 from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.binder import Binder, Device, blocks_for, i32, i64
-from minigraph.kernels.cuda.record.compile import KEPT
+from minigraph.kernels.cuda.record.symbolic import decision
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap, hopper_source, wgmma
 from minigraph.types import float32
 
@@ -56,7 +55,7 @@ def tiling_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool, slope: b
     return _tiling_on(binder.device, shape, trans_a, whole, slope)
 
 
-@lru_cache(maxsize=KEPT)
+@decision(free=("split",))
 def _tiling_on(device: Device, shape: Shape, trans_a: bool, whole: bool, slope: bool) -> Tf32Tiling:
     m, n, k = shape
     steps, across = blocks_for(k, STEP), blocks_for(n, WIDE)

@@ -102,6 +102,6 @@ class Product:
 
     def refused_size(self) -> str | None:
         """Why kernels that count in 32 bits cannot compute this, or None."""
-        if 0 < min(self.shape) <= max(self.shape) < LARGEST:
+        if all(0 < size < LARGEST for size in self.shape):
             return None
         return "{} x {} x {} is empty or too large".format(*self.shape)

@@ -13,6 +13,7 @@ from .buffer import Arena, Buffer, Table, Words, owner
 from .call import Call
 from .calls import ARGUMENTS, Choice, Copy, Fill, Gemm, HostCall, Launch
 from .compile import full_source
+from .symbolic import scalar
 
 WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
 SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
@@ -65,6 +66,7 @@ class Binder:
     reference: Callable[..., Any] | None = None  # its NumPy definition
     workspace: Buffer | None = None  # of the products that are recorded now, if they share one
     sure: Callable[[Sequence[Call]], bool] = lambda calls: False  # whether calls will run: workspace.py
+    answers: list[bool] = field(default_factory=list)  # what `sure` said of this operator's variants, in order
     joined: dict[int, Launch] = field(default_factory=dict)  # what runs in the place of a call and of others
     gone: frozenset[int] = frozenset()  # positions of these others
 
@@ -72,6 +74,7 @@ class Binder:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
         self.step, self.number, self.reference, self.member = step, number, reference, ""
         self.scratches.append([])
+        self.answers.clear()
 
     def note(self, text: str) -> None:
         """Something about this operator's kernel that a report should say."""
@@ -111,7 +114,7 @@ class Binder:
         together: bool = False, form: Any = None, reads: tuple[Buffer, ...] = (),
     ) -> None:  # fmt: skip
         """Launch `function` of a generated source; a grid without blocks launches nothing."""
-        blocks = (grid,) if isinstance(grid, int) else tuple(grid)
+        blocks: tuple[Any, ...] = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
         if 0 in blocks:
             return
         x, y, z = (*blocks, 1, 1)[:3]
@@ -211,7 +214,8 @@ class Binder:
         for name, record in variants.items():
             self.calls = choice.variants[name] = []
             record()
-            if self.sure(self.calls):
+            self.answers.append(self.sure(self.calls))
+            if self.answers[-1]:
                 break
         self.calls, self.workspace = calls, workspace
         self.calls.append(choice)
@@ -223,14 +227,14 @@ def workspace_of(call: Gemm) -> int:
     return min(max(least, SPLITS * 4 * call.m * call.n * call.batch), most)
 
 
-def i64(value: int) -> np.int64:
+def i64(value: int) -> Any:
     """A kernel argument of type long long."""
-    return np.int64(value)
+    return scalar(np.int64, value)
 
 
-def i32(value: int) -> np.int32:
+def i32(value: int) -> Any:
     """A kernel argument of type int."""
-    return np.int32(value)
+    return scalar(np.int32, value)
 
 
 def blocks_for(items: int, per_block: int) -> int:

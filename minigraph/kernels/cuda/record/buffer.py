@@ -38,7 +38,8 @@ class Buffer:
     __slots__ = ("alignment", "dtype", "offset", "owner", "ptr", "shape", "steps")
 
     def __init__(self, shape: Sequence[int], dtype: np.dtype, ptr: int | None = None, alignment: int = 256) -> None:
-        self.shape, self.dtype, self.ptr, self.alignment = tuple(shape), np.dtype(dtype), ptr, alignment
+        self.shape, self.ptr, self.alignment = tuple(shape), ptr, alignment
+        self.dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
         self.owner: Buffer | None = None  # the buffer whose memory this one shows
         self.offset = 0
         self.steps: tuple[int, ...] | None = None
@@ -167,7 +168,9 @@ class Words:
 
     def packed(self) -> np.ndarray:
         """The words as an array of uint64."""
-        return np.array([w.address if isinstance(w, Buffer) else w for w in self.words], np.uint64)
+        return np.array([
+            (w.ptr if w.owner is None else w.address) if isinstance(w, Buffer) else w for w in self.words
+        ], np.uint64)  # fmt: skip
 
 
 class Arena:

@@ -219,7 +219,7 @@ def moved(value: Any, places: Places) -> Any:
         buffer.owner, buffer.offset, buffer.steps = moved(value.owner, places), value.offset, value.steps
         return buffer
     if isinstance(value, Words):
-        return value.elsewhere(lambda buffer: moved(buffer, places))
+        return value.elsewhere(lambda buffer: places.get(id(buffer)) or moved(buffer, places))
     if isinstance(value, (list, tuple)):
         made = [moved(one, places) for one in value]
         return made if isinstance(value, list) else tuple(made)

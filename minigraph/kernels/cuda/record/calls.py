@@ -27,6 +27,7 @@ from .call import (
     moved,
     names_of,
 )
+from .symbolic import Scalar
 
 ARGUMENTS = 32764  # bytes of a kernel's arguments that an H200 takes
 WIDTHS: dict[type, int] = {Buffer: 8} | {
@@ -70,7 +71,7 @@ class Launch(Call):
 
     def _width(self, arg: Any) -> int:
         """Bytes of an argument."""
-        assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
+        assert isinstance(arg, (Buffer, Words, np.generic, Scalar)), f"{self.function}: {arg!r} has no fixed width"
         return 8 if isinstance(arg, Buffer) else arg.nbytes
 
     def buffers(self) -> list[Buffer]:
@@ -311,6 +312,8 @@ class Pipeline(Call):
 
 def value_of(arg: Any) -> Any:
     """A kernel's argument now that addresses are known."""
+    if isinstance(arg, Buffer):
+        return arg.address
     if isinstance(arg, Words):  # as one element, which is how CuPy takes a struct by value
         return arg.packed().view([("words", np.uint64, len(arg.words))])
-    return arg.address if isinstance(arg, Buffer) else arg
+    return arg

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .binder import Binder
@@ -44,8 +44,66 @@ class Recording(NamedTuple):
     fault: Buffer
 
 
-Earlier = dict[int, tuple[Hashable, Recording]]
+Earlier = dict[int, tuple[Any, Recording]]
 """What operators recorded in the latest plan of their program that has it, by their step."""
+
+
+class GivenBuffers(NamedTuple):
+    """What a bind function is given, and what it can tell of that.
+
+    facts     all but sizes;  sizes: where each buffer begins in the memory that it shows, its shape, its steps
+    roots     the buffers that own the memory, each once
+    """
+
+    buffers: list[Buffer]
+    facts: tuple[Hashable, ...]
+    sizes: tuple[int, ...]
+    roots: list[Buffer]
+
+
+def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
+    """What stands in the slots of an operator; `outside` are ids of what a Scope owns."""
+    buffers: list[Buffer] = []
+    facts: list[Hashable] = []
+    sizes: list[int] = []
+    numbers: dict[int, int] = {}
+    roots: list[Buffer] = []
+    for slot in slots:
+        if slot is None:
+            facts.append(None)
+        elif type(slot) is list:
+            facts.append(len(slot))
+            buffers += slot
+        else:
+            facts.append(-1)
+            buffers.append(slot)
+    for b in buffers:
+        root, offset = (b, 0) if b.owner is None else root_and_offset(b)
+        own, steps, shape = id(root), b.steps, b.shape
+        number = numbers.get(own)
+        if number is None:
+            number = numbers[own] = len(numbers)
+            roots.append(root)
+        itself = number if root is b else numbers.setdefault(id(b), len(numbers))
+        facts.append((number, itself, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
+        sizes += (offset, *shape, *(steps or ()))
+    return GivenBuffers(buffers, tuple(facts), tuple(sizes), roots)
+
+
+class Key:
+    """All that a bind function can tell of an operator, and what else its calls depend on (`what`)."""
+
+    __slots__ = ("_hash", "_parts", "what")
+
+    def __init__(self, what: tuple[Hashable, ...], given: GivenBuffers) -> None:
+        self.what, self._parts = what, (what, given.facts, given.sizes)
+        self._hash = hash((what[0], given.sizes))  # of data types it would take long
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self._parts == other._parts
 
 
 class Repeats:
@@ -60,34 +118,10 @@ class Repeats:
 
     def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
-        self.known: dict[Hashable, Recording] = {}
+        self.known: dict[Key, Recording] = {}
         self._touched: dict[int, tuple[Call, list[Buffer]]] = {}  # by id of the call, which lives as long
 
-    def key(self, what: Hashable, slots: Sequence[Any]) -> tuple[Hashable, list[Buffer]]:
-        """(what a bind function can tell of these slots, the owners of their memory)."""
-        numbers: dict[int, int] = {}
-        roots: list[Buffer] = []
-        outside = self.binder.outside
-
-        def facts(slot: Any) -> Hashable:
-            if slot is None:
-                return None
-            if isinstance(slot, list):
-                return tuple([facts(one) for one in slot])
-            root, offset = (slot, 0) if slot.owner is None else root_and_offset(slot)
-            own = id(root)
-            number = numbers.get(own)
-            if number is None:
-                number = numbers[own] = len(roots)
-                roots.append(root)
-            return (
-                number, offset, slot.shape, slot.steps, slot.dtype, slot.alignment, slot is root, root.ptr,
-                own in outside,
-            )  # fmt: skip
-
-        return (what, *[facts(slot) for slot in slots]), roots
-
-    def keep(self, key: Hashable, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
+    def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
         if self.binder.managed or self.binder.paged or not all(c.repeatable for c in every_call(calls)):
             return
@@ -99,9 +133,19 @@ class Repeats:
             self.known[key], self.earlier[self.binder.step] = own, (key, own)
             self._touched.update((id(call), (call, roots)) for call, roots in touched)
 
-    def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
+    def remember(
+        self, key: Key, given: list[Buffer], filled: list[tuple[Call, list[Buffer]]], calls: Sequence[Call],
+        notes: list[str],
+    ) -> None:  # fmt: skip
+        """As `keep`, for calls of a template, `filled`, if they are those that run."""
+        if [id(call) for call, _ in filled] == [id(call) for call in calls]:
+            self._touched.update((id(pair[0]), pair) for pair in filled)
+            if self.binder.step not in self.binder.wrong:
+                self.known[key] = Recording(filled, given, list(self.binder.scratches[-1]), notes, self.binder.fault)
+
+    def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
-        known = self.known.get(key) or self._earlier(key)
+        known = self._earlier(key) or self.known.get(key)
         if known is None:
             return None
         self.known[key], self.earlier[self.binder.step] = known, (key, known)
@@ -117,7 +161,7 @@ class Repeats:
             self._touched[id(copy)] = copy, there
         return copies
 
-    def _earlier(self, key: Hashable) -> Recording | None:
+    def _earlier(self, key: Key) -> Recording | None:
         """What this operator recorded in an earlier plan, if a bind function cannot tell them apart."""
         known_key, known = self.earlier.get(self.binder.step, (None, None))
         return known if known_key == key else None

@@ -8,11 +8,11 @@ fits into the place of its like. So it needs no search of its own, takes no more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
@@ -34,6 +34,7 @@ from .order import (
 )
 
 BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
+UNITS_KEPT = 64  # lists of units of one program
 KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
 
 
@@ -134,8 +135,47 @@ class Units(NamedTuple):
     blocks: dict[int, Buffer]
 
 
-def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
-    """A Unit for each call; `constants` are ids of buffers that are written before the first run."""
+KnownUnits = dict[Any, list[Unit]]  # by all that they follow from
+
+
+def units_of(recorded: Recorded, constants: Collection[int], known: KnownUnits | None = None) -> Units:
+    """A Unit for each call; `constants` are ids of buffers that are written before the first run.
+
+    known  those of plans of the same program for other sizes, whose calls mostly touch blocks in the same way
+    """
+    binder = recorded.binder
+    if known is None or binder.tables or binder.arenas:
+        return _units(recorded, constants)
+    touched_by, calls, values = recorded.repeats.touched_by, binder.calls, recorded.values
+    roots = [[owner(b) for b in touched_by(call)] for call in calls]
+    by_id = {id(b): b for own in roots for b in own}
+    numbers = {key: number for number, key in enumerate(by_id)}
+
+    def named(buffers: Iterable[Buffer]) -> tuple[int | None, ...]:
+        return tuple([numbers.get(id(owner(b))) for b in buffers])
+
+    key = (
+        recorded.schedule.lineage, tuple([tuple([numbers[id(b)] for b in own]) for own in roots]),
+        tuple(map(len, recorded.spans)), recorded.rest, recorded.stores, recorded.agreed, recorded.looking,
+        tuple(binder.wrong), tuple(map(type, calls)),
+        tuple([(i, numbers.get(id(b))) for i, call in enumerate(calls) for b in call.reads]),
+        named(values.buffers), named(values.outside.values()), named([b for b, _ in values.results]),
+        named([binder.counter, binder.fault]), frozenset(numbers[key] for key in constants if key in numbers),
+    )  # fmt: skip
+    units = known.get(key)
+    if units is None:
+        made = _units(recorded, constants)
+        if len(known) >= UNITS_KEPT:
+            known.clear()
+        known[key] = list(made.units)
+        return made
+    ignored = {id(binder.fault), *constants}
+    blocks = [b for key, b in by_id.items() if key not in ignored]
+    return Units(list(units), dict(enumerate(blocks)))
+
+
+def _units(recorded: Recorded, constants: Collection[int]) -> Units:
+    """As `units_of`, found anew."""
     binder = recorded.binder
     numbers: dict[int, int] = {}
     blocks: dict[int, Buffer] = {}
@@ -143,10 +183,11 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
     touched_by, blocks_of, nothing = recorded.repeats.touched_by, binder.blocks(), frozenset[int]()
+    own_by = _Own(recorded, blocks_of)
     ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
-        read_only = _read_only(recorded, position, blocks_of)
+        read_only = _read_only(recorded, position, own_by)
         read_only.update(tables)
         own = guards(recorded, position)
         for at in span:
@@ -180,25 +221,34 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     return Units(units, blocks)
 
 
-def _read_only(recorded: Recorded, position: int, blocks_of: BlocksOf) -> set[int]:
+class _Own:
+    """Ids of the buffers that own values, and of their blocks."""
+
+    def __init__(self, recorded: Recorded, blocks_of: BlocksOf) -> None:
+        self.buffers, self.blocks_of = recorded.values.buffers, blocks_of
+        self.known: dict[int, set[int]] = {}
+
+    def of(self, values: Sequence[int]) -> set[int]:
+        """Those of some values."""
+        found, known = set[int](), self.known
+        for i in values:
+            own = known.get(i)
+            if own is None:
+                buffer = self.buffers[i]
+                own = known[i] = {id(owner(buffer)), *map(id, self.blocks_of(buffer))}
+            found |= own
+        return found
+
+
+def _read_only(recorded: Recorded, position: int, own: _Own) -> set[int]:
     """Ids of the buffers that own what a step, or the end, reads and does not update; of members of arenas, too."""
     steps = recorded.schedule.steps
     if position == len(steps):
         return {id(b) for b, _ in recorded.values.results}
     step = steps[position]
-    read = _own(recorded, step.read, blocks_of)
+    read = own.of(step.read)
     read.add(id(recorded.binder.counter))
-    return read - _own(recorded, step.written, blocks_of)
-
-
-def _own(recorded: Recorded, values: Sequence[int], blocks_of: BlocksOf) -> set[int]:
-    """Ids of the buffers that own these values, and of their blocks."""
-    own, buffers = set[int](), recorded.values.buffers
-    for i in values:
-        buffer = buffers[i]
-        own.add(id(owner(buffer)))
-        own.update(map(id, blocks_of(buffer)))
-    return own
+    return read - own.of(step.written)
 
 
 def place(
@@ -227,7 +277,9 @@ def place(
     loose = _untouched(buffers, {*elsewhere, *found})
     asked = Asked(units, list(own), inside, len(loose), given, kept, absent, reuse)
     roots = [*(root for _, root in found.values()), *loose]
-    sizes, pieces = [b.nbytes for b in own.values()], [b.nbytes for b in roots]
+    pieces = [b.nbytes for b in roots]
+    pairs = zip(inside, own.values(), strict=True)
+    sizes = [pieces[piece] if roots[piece] is b else b.nbytes for (piece, _), b in pairs]
     there = layouts.fitting(asked, sizes, pieces) if layouts is not None else None
     if there is None:
         outside = {n: b.nbytes for n, b in made.blocks.items() if n not in own}

@@ -1,0 +1,283 @@
+"""Symbols: sizes that stand for others, too, while a function computes with them.
+
+    trace = Trace((256, 784)); n, _ = trace.symbols
+    blocks = -(-n // 64)                          a symbol: 4 for these sizes
+    wide = n * 4 > 512                            True, and from now on a condition
+    trace.program()((200, 784))                   the values of all symbols for other sizes; None where a condition
+                                                  does not hold
+
+What a function does depends on sizes by what it computes of them, which is noted, and by what it asks of them, a
+comparison or an index. Each answer becomes a condition: where it is the same for other sizes, the function would do
+the same, and what it made of symbols holds for them. A symbol is no int, so what needs one asks for it. A text has a
+mark in the place of a symbol, since most texts are those of errors that do not come: `Trace.text` fixes one that is
+used.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from minigraph.errors import MinigraphError
+
+NUMBERS = int, float, np.integer, np.floating
+Answer = TypeVar("Answer")
+DECISIONS = 1024  # answers of one function that are kept
+Values = list[Any]  # of the nodes of a trace
+NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError
+"""What functions raise that take no symbols."""
+BEGIN, END = "\x02", "\x03"  # of the number of a node in a text
+
+
+def _bits(value: int, _: Any) -> int:
+    return value.bit_length()
+
+
+def _ceil(value: float, _: Any) -> int:
+    return math.ceil(value)
+
+
+class SizeSymbol:
+    """A number that a trace knows how to compute for other sizes; `value` is what it is for those of the trace."""
+
+    __slots__ = ("node", "trace", "value")
+    __array_ufunc__ = None  # NumPy leaves it to a SizeSymbol to compute with one
+
+    def __init__(self, trace: Trace, node: int, value: Any) -> None:
+        self.trace, self.node, self.value = trace, node, value
+
+    def bit_length(self) -> Any:
+        return self.trace.computed(_bits, self, 0)
+
+    def __ceil__(self) -> Any:
+        return self.trace.computed(_ceil, self, 0)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __neg__(self) -> Any:
+        return self.trace.computed(operator.sub, 0, self)
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        if isinstance(other, SizeSymbol) and other.trace is self.trace:
+            return other.node == self.node or self.trace.asked(operator.eq, self, other)
+        return self.trace.asked(operator.eq, self, other) if isinstance(other, NUMBERS) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return not self.trace.asked(operator.eq, self, 0)
+
+    def __hash__(self) -> int:
+        return hash(self._pinned())
+
+    def __index__(self) -> int:
+        return operator.index(self._pinned())
+
+    def __int__(self) -> int:
+        return int(self._pinned())
+
+    def __float__(self) -> float:
+        return float(self._pinned())
+
+    def __str__(self) -> str:
+        return f"{BEGIN}{self.node}{END}"
+
+    __repr__ = __str__
+
+    def __format__(self, form: str) -> str:
+        return format(self._pinned(), form) if form else str(self)
+
+    def _pinned(self) -> Any:
+        """Its value, which is that of other sizes, too."""
+        self.trace.asked(operator.eq, self, self.value)
+        return self.value
+
+
+def _define(name: str, function: Callable[[Any, Any], Any], asks: bool = False) -> None:
+    def direct(self: SizeSymbol, other: Any) -> Any:
+        return (self.trace.asked if asks else self.trace.computed)(function, self, other)
+
+    def reflected(self: SizeSymbol, other: Any) -> Any:
+        return self.trace.computed(function, other, self)
+
+    setattr(SizeSymbol, f"__{name}__", direct)
+    if not asks:
+        setattr(SizeSymbol, f"__r{name}__", reflected)
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "lshift", "rshift"):
+    _define(_name, getattr(operator, _name))
+_define("and", operator.and_)
+for _name in ("lt", "le", "gt", "ge"):
+    _define(_name, getattr(operator, _name), asks=True)
+
+
+class Trace:
+    """What is computed and asked of symbols, in order; `symbols` stand for the sizes that it begins with."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.symbols = [SizeSymbol(self, i, size) for i, size in enumerate(sizes)]
+        self._initial: Values = [None] * len(self.symbols)  # constants have their values
+        self._steps: list[tuple[Any, ...]] = []
+        self._known: dict[Any, tuple[int, Any]] = {}  # (node, value) of what was computed before
+
+    def computed(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+        """function(a, b) of symbols and numbers, as a SizeSymbol; NotImplemented for anything else."""
+        if not self._takes(a) or not self._takes(b):
+            return NotImplemented
+        return SizeSymbol(self, *self._node(function, a, b, asked=False))
+
+    def asked(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+        """What function(a, b) is for the sizes of the trace: a condition for others."""
+        if not self._takes(a) or not self._takes(b):
+            return NotImplemented
+        return self._node(function, a, b, asked=True)[1]
+
+    def decided(self, function: Callable[..., Any], args: tuple[Any, ...], free: Sequence[str] = ()) -> Any:
+        """What function(*args) is for the sizes of the trace: a condition for others, where it is asked again.
+
+        free  fields of the answer, a NamedTuple, that may be others: they are symbols
+        """
+        node, values = self._operand(())
+        for symbol in symbols_in(args):
+            node, values = self._node(_followed, SizeSymbol(self, node, values), symbol, asked=False)
+
+        def decide(values: tuple[Any, ...], _: Any) -> Any:
+            return function(*with_values(args, iter(values)))
+
+        answer = self._node(decide, SizeSymbol(self, node, values), 0, asked=not free)
+        if not free:
+            return answer[1]
+        places, whole = [answer[1]._fields.index(name) for name in free], SizeSymbol(self, *answer)
+
+        def fixed(answer: Any, _: Any) -> Any:
+            return [x for i, x in enumerate(answer) if i not in places]
+
+        self._node(fixed, whole, 0, asked=True)
+        symbols = [SizeSymbol(self, *self._node(_item, whole, place, asked=False)) for place in places]
+        return answer[1]._replace(**dict(zip(free, symbols, strict=True)))
+
+    def program(self) -> Callable[[Sequence[int]], Values | None]:
+        """A function from other sizes to the values of all nodes; None where an answer is another one."""
+        initial, steps = list(self._initial), tuple(self._steps)
+
+        def values(sizes: Sequence[int]) -> Values | None:
+            found = initial.copy()
+            found[: len(sizes)] = sizes
+            try:
+                for at, function, a, b, condition, answer in steps:
+                    found[at] = value = function(found[a], found[b])
+                    if condition and value != answer:
+                        return None
+            except NO_SYMBOLS:  # a quotient by 0, say
+                return None
+            return found
+
+        return values
+
+    def text(self, text: str) -> str:
+        """A text with the values of the symbols in it, which are those of other sizes, too."""
+        if BEGIN not in text:
+            return text
+        symbols = {value[0]: SizeSymbol(self, *value) for value in self._known.values()}
+        symbols |= {symbol.node: symbol for symbol in self.symbols}
+        return re.sub(f"{BEGIN}([0-9]+){END}", lambda found: str(symbols[int(found[1])]._pinned()), text)
+
+    def _takes(self, x: Any) -> bool:
+        return x.trace is self if isinstance(x, SizeSymbol) else isinstance(x, NUMBERS)
+
+    def _operand(self, x: Any) -> tuple[int, Any]:
+        if isinstance(x, SizeSymbol):
+            return x.node, x.value
+        key = type(x), x
+        if key not in self._known:
+            self._known[key] = len(self._initial), x
+            self._initial.append(x)
+        return self._known[key]
+
+    def _node(self, function: Callable[[Any, Any], Any], a: Any, b: Any, asked: bool) -> tuple[int, Any]:
+        (i, x), (j, y) = self._operand(a), self._operand(b)
+        key = function, i, j
+        if key not in self._known:
+            value = function(x, y)
+            self._known[key] = at, _ = len(self._initial), value
+            self._initial.append(None)
+            self._steps.append((at, function, i, j, asked, value))
+        return self._known[key]
+
+
+def _followed(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    return *values, value
+
+
+def symbols_in(args: Sequence[Any]) -> Iterator[SizeSymbol]:
+    """The symbols among these arguments, and in tuples of them."""
+    for arg in args:
+        if type(arg) is SizeSymbol:
+            yield arg
+        elif type(arg) is tuple:
+            yield from symbols_in(arg)
+
+
+def with_values(args: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:
+    """The arguments with values in the place of their symbols, in order."""
+    return tuple([
+        next(values) if type(arg) is SizeSymbol else with_values(arg, values) if type(arg) is tuple else arg
+        for arg in args
+    ])  # fmt: skip
+
+
+def _item(values: tuple[Any, ...], place: int) -> Any:
+    return values[place]
+
+
+def decision(free: Sequence[str] = ()) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Decorates a function that decides by sizes, such as how a product is cut: its answers are kept.
+
+    What it asks of symbols are no conditions, but its answer is one. It takes numbers and tuples of them by position,
+    and what can be hashed; its answer has no sizes in it that need not be the same.
+
+    free  fields of its answer, a NamedTuple, of which kernels are told when they run
+    """
+
+    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
+        kept = lru_cache(maxsize=DECISIONS)(function)
+
+        @wraps(function)
+        def decided(*args: Any) -> Answer:
+            symbol = next(symbols_in(args), None)
+            return kept(*args) if symbol is None else symbol.trace.decided(kept, args, free)
+
+        return decided
+
+    return decorate
+
+
+class Scalar:
+    """An argument of a kernel of a NumPy type whose value is a SizeSymbol."""
+
+    def __init__(self, kind: type[np.generic], symbol: SizeSymbol) -> None:
+        self.kind, self.symbol = kind, symbol
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.kind)
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize
+
+
+def scalar(kind: type[np.generic], value: Any) -> Any:
+    """A kernel's argument of this type: a Scalar of a SizeSymbol."""
+    return Scalar(kind, value) if type(value) is SizeSymbol else kind(value)

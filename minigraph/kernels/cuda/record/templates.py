@@ -1,0 +1,374 @@
+"""Templates: what a bind function records for any sizes of which it asks the same.
+
+    a miss   the function runs once more, on Symbols in the place of the sizes that change (symbolic.py)
+    a hit    other sizes that meet the conditions get the calls with their own numbers; the function does not run
+
+A template is kept only if it gives the calls that the function has recorded for the sizes that it was made for. What a
+bind function does that a template cannot hold (tables, arenas, reports, calls of the host) is bound each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from .binder import Binder
+from .buffer import Buffer, Words, owner, root_and_offset
+from .call import Call, every_call, names_of
+from .calls import Choice
+from .moved import GivenBuffers
+from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, Values
+
+FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
+Fill = Callable[[Values, list[Buffer]], Any]  # from the values of a trace, and buffers by number
+Bind = Callable[[Binder, Sequence[Buffer]], None]  # records the calls for these buffers
+
+
+class Unfit(Exception):
+    """A template cannot hold this."""
+
+
+class CallTemplate:
+    """Calls of one operator with symbols for sizes.
+
+    Buffers have numbers: what the operator is given, what owns that, scratch, the record of faults, views of these.
+    """
+
+    def __init__(self, trace: Trace, binder: Binder, given: Sequence[Buffer]) -> None:
+        """Of the calls that `binder` has, which are those of an operator that was given these buffers."""
+        self.trace, scratch = trace, binder.scratches[-1]
+        known = *given, *scratch, binder.fault
+        self.numbers, self.count = {id(b): i for i, b in enumerate(known)}, len(known)
+        self.roots = {id(owner(b)): i for i, b in enumerate(known)}
+        self.scratch = [(self._fill(b.shape), b.shape, b.dtype) for b in scratch]
+        self.views: list[Fill] = []
+        self.calls: list[tuple[Fill, list[int]]] = []
+        for call in binder.calls:
+            fill = self._fill(call)
+            if fill is None or not all(one.repeatable for one in call.leaves()):
+                raise Unfit
+            touched = dict.fromkeys(id(owner(b)) for b in call.buffers())
+            self.calls.append((fill, [self._root(key) for key in touched]))
+        self.notes = [trace.text(text) for _, text in binder.notes]
+        self.wrong = trace.text(binder.wrong[binder.step]) if binder.step in binder.wrong else None
+        self.answers = binder.answers if any(call.products() for call in every_call(binder.calls)) else None
+        self.values = trace.program()
+
+    def filled(
+        self, values: Values, given: Sequence[Buffer], scratch: Callable[[Any, np.dtype], Buffer], fault: Buffer
+    ) -> list[tuple[Call, list[Buffer]]]:
+        """The calls for these values and buffers, each with the owners of what it touches."""
+        buffers = list(given)
+        for fill, shape, dtype in self.scratch:
+            buffers.append(scratch(fill(values, buffers) if fill is not None else shape, dtype))
+        buffers.append(fault)
+        for view in self.views:
+            buffers.append(view(values, buffers))
+        return [(call(values, buffers), [owner(buffers[i]) for i in roots]) for call, roots in self.calls]
+
+    def _root(self, key: int) -> int:
+        if key not in self.roots:
+            raise Unfit
+        return self.roots[key]
+
+    def _fill(self, value: Any) -> Fill | None:
+        """What makes a value for other sizes; None where it is the same for all."""
+        if isinstance(value, str) and (fixed := self.trace.text(value)) != value:
+            return lambda *_: fixed
+        if isinstance(value, FIXED):
+            return None
+        if isinstance(value, SizeSymbol):
+            node = value.node
+            return lambda values, _: values[node]
+        if isinstance(value, Scalar):
+            kind, node = value.kind, value.symbol.node
+            return lambda values, _: kind(values[node])
+        if isinstance(value, Buffer):
+            number = self._number(value)
+            return lambda _, buffers: buffers[number]
+        if isinstance(value, Call):
+            return self._made(type(value), [getattr(value, name) for name in names_of(type(value))], True)
+        if isinstance(value, Words):
+            names, like = list(vars(value)), copy(value)
+            return self._made(lambda *facts: _with_facts(like, zip(names, facts, strict=True)), [*vars(value).values()])
+        if isinstance(value, (list, tuple)):
+            named = hasattr(value, "_fields")
+            kind = type(value)
+            return self._made(kind if named else lambda *items: kind(items), list(value))
+        if isinstance(value, Mapping):
+            keys = list(value)
+            return self._made(lambda *items: dict(zip(keys, items, strict=True)), list(value.values()))
+        if isinstance(value, (set, frozenset)) and all(isinstance(x, FIXED) for x in value):
+            return None
+        raise Unfit
+
+    def _made(self, make: Callable[..., Any], parts: list[Any], anew: bool = False) -> Fill | None:
+        """What makes a value of parts; `anew`: also where all of these are the same for all sizes."""
+        holes = [(i, fill) for i, part in enumerate(parts) if (fill := self._fill(part)) is not None]
+        if not holes and not anew:
+            return None
+
+        def made(values: Values, buffers: list[Buffer]) -> Any:
+            own = parts.copy()
+            for i, part in holes:
+                own[i] = part(values, buffers)
+            return make(*own)
+
+        return made
+
+    def _number(self, buffer: Buffer) -> int:
+        """The number of a buffer; one that shows another is noted as a view of it."""
+        known = self.numbers.get(id(buffer))
+        if known is not None:
+            return known
+        if buffer.owner is None or type(buffer) is not Buffer:
+            raise Unfit
+        shown = self._number(buffer.owner)
+        facts = self._made(lambda *facts: facts, [buffer.shape, buffer.alignment, buffer.offset, buffer.steps], True)
+        assert facts is not None
+        dtype = buffer.dtype
+
+        def view(values: Values, buffers: list[Buffer]) -> Buffer:
+            shape, alignment, offset, steps = facts(values, buffers)
+            made = Buffer(shape, dtype, alignment=alignment)
+            made.owner, made.offset, made.steps = buffers[shown], offset, steps
+            return made
+
+        self.numbers[id(buffer)] = number = self.count + len(self.views)
+        self.views.append(view)
+        return number
+
+
+def _with_facts(like: Words, facts: Iterable[tuple[str, Any]]) -> Words:
+    """Words that differ from others in these attributes."""
+    made = copy(like)
+    vars(made).update(facts)
+    return made
+
+
+def template(
+    bind: Bind, binder: Binder, given: GivenBuffers, trace: Trace, shapes: Sequence[Any]
+) -> CallTemplate | None:  # fmt: skip
+    """A CallTemplate of the operator that `binder` has bound last; None where there is none.
+
+    bind     records its calls again
+    shapes   for each of `given` its (offset, shape, steps) with symbols of the trace
+    """
+    stand_ins, outside = _stand_ins(given.buffers, shapes, binder.outside)
+    given_again = [stand_ins[id(b)] for b in given.buffers]
+    answers = iter(binder.answers)  # those for calls with sizes
+    before = {step: text for step, text in binder.wrong.items() if step != binder.step}
+    again = replace(
+        binder, calls=[], scratches=[[]], tables=[], arenas=[], managed=[], paged=[], notes=[], wrong=before.copy(),
+        outside=outside, workspace=None,
+        answers=[], sure=lambda calls: next(answers, False),
+    )  # fmt: skip
+    try:
+        bind(again, given_again)
+        special = again.tables or again.arenas or again.managed or again.paged or binder.managed or binder.paged
+        if special or again.wrong.keys() - {binder.step} != before.keys():
+            return None
+        return CallTemplate(trace, again, [stand_ins[id(b)] for b in (*given.buffers, *given.roots)])
+    except (*NO_SYMBOLS, Unfit):
+        return None
+
+
+def _stand_ins(
+    given: Sequence[Buffer], shapes: Sequence[Any], outside: frozenset[int]
+) -> tuple[dict[int, Buffer], frozenset[int]]:  # fmt: skip
+    """Buffers that lie in each other as the given ones and their roots do, by the ids of these, with symbols for sizes;
+    ids of what a Scope owns of them.
+    """
+    made: dict[int, Buffer] = {}
+    for b, (_, shape, steps) in zip(given, shapes, strict=True):
+        if b.owner is None:
+            own = made.setdefault(id(b), Buffer(shape, b.dtype, b.ptr, b.alignment))
+            own.steps = steps
+    for b, (offset, shape, steps) in zip(given, shapes, strict=True):
+        if id(b) not in made:
+            root = owner(b)
+            own = made[id(b)] = Buffer(shape, b.dtype, alignment=b.alignment)
+            own.owner = made.setdefault(id(root), Buffer((), root.dtype, root.ptr))  # nobody looks at its shape
+            own.offset, own.steps = offset, steps
+    return made, frozenset([id(new) for old, new in made.items() if old in outside])
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two calls, or values of their fields, are the same."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Buffer):
+        (root, offset), (other, begin) = root_and_offset(a), root_and_offset(b)
+        facts = [(x.shape, x.dtype, x.steps, x.alignment) for x in (a, b)]
+        return root is other and offset == begin and facts[0] == facts[1]
+    if isinstance(a, Call):
+        return all(alike(getattr(a, name), getattr(b, name)) for name in names_of(type(a)))
+    if isinstance(a, Words):
+        return alike(a.facts, b.facts)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(map(alike, a.values(), b.values()))
+    return bool(a == b)
+
+
+Sizes = tuple[int, ...]
+SAMPLES, MADE, IDLE = 4, 16, 12  # sizes that tell which of them change; templates of an operator; misses more than hits
+
+
+class Template(Protocol):
+    """What holds for sizes that `values` gives the values of symbols for."""
+
+    values: Callable[[Sequence[int]], Values | None]
+
+
+One = TypeVar("One", bound=Template)
+
+
+class Templates(Generic[One]):
+    """The templates of one operator of which a bind function can tell all but sizes.
+
+    What was the same whenever templates failed is taken for a constant, what changed alike for one symbol.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[Sizes] = []
+        self.numbers: list[int] = []  # of the symbol that each size is; -1 for constants
+        self.places: list[int] = []  # of a size that is the symbol
+        self.made: list[One] = []
+        self.idle = 0
+
+    def fitting(self, sizes: Sizes) -> tuple[One, Values] | None:
+        """A template for these sizes, and the values of its symbols."""
+        if not self.made or not self.vary_alike(sizes):
+            return None
+        chosen = [sizes[i] for i in self.places]
+        for at, one in enumerate(self.made):
+            values = one.values(chosen)
+            if values is not None:
+                self.idle = max(0, self.idle - 2)
+                if at:
+                    self.made.insert(0, self.made.pop(at))
+                return one, values
+        return None
+
+    def trace(self, sizes: Sizes) -> tuple[Trace, list[Any]] | None:
+        """A trace of what changes, and the sizes with its symbols; None where no template shall be made.
+
+        Not for the second sizes either: a program may have batches and a last one.
+        """
+        self.idle += 1
+        if not self.samples or not self.vary_alike(sizes):
+            self.samples = [*self.samples, sizes][-SAMPLES:]
+            self.made.clear()
+            numbers: dict[Sizes, int] = {}
+            self.numbers = [
+                numbers.setdefault(column, len(numbers)) if len({*column}) > 1 else -1
+                for column in zip(*self.samples, strict=True)
+            ]  # fmt: skip
+            self.places = [self.numbers.index(n) for n in range(len(numbers))]
+            return None
+        if not self.places or self.idle > IDLE:
+            return None
+        trace = Trace([sizes[i] for i in self.places])
+        return trace, [size if n < 0 else trace.symbols[n] for n, size in zip(self.numbers, sizes, strict=True)]
+
+    def keep(self, one: One) -> None:
+        """Another template, in the place of the one that was of no use for longest."""
+        self.made = [one, *self.made[: MADE - 1]]
+
+    def vary_alike(self, sizes: Sizes) -> bool:
+        """Whether what is taken for a constant is that here, and what is one symbol has one value."""
+        first, places = self.samples[-1], self.places
+        return list(sizes) == [
+            size if n < 0 else sizes[places[n]] for n, size in zip(self.numbers, first, strict=True)
+        ]  # fmt: skip
+
+
+Known = dict[int, tuple[Any, Templates[CallTemplate]]]
+"""The templates of a program's operators by their step, with all but sizes that a bind function can tell."""
+
+
+class Resized:
+    """How the operators of one plan get their calls from templates.
+
+    known   those of the plans before, which get more
+    """
+
+    def __init__(self, binder: Binder, known: Known | None = None) -> None:
+        self.binder, self.known = binder, {} if known is None else known
+
+    def templates(self, what: Any, given: GivenBuffers) -> Templates[CallTemplate]:
+        """Those of the operator that is bound now."""
+        key = what, given.facts
+        known = self.known.get(self.binder.step)
+        if known is None or known[0] != key:
+            known = self.known[self.binder.step] = key, Templates()
+        return known[1]
+
+    def filled(self, templates: Templates[CallTemplate], given: GivenBuffers) -> list[tuple[Call, list[Buffer]]] | None:
+        """The operator's calls, each with the owners of what it touches; None where no template fits."""
+        found = templates.fitting(given.sizes)
+        if found is None:
+            return None
+        one, values = found
+        scratches = self.binder.scratches[-1]
+        filled = one.filled(values, [*given.buffers, *given.roots], self.binder.scratch, self.binder.fault)
+        if one.answers is not None and one.answers != list(_answers((call for call, _ in filled), self.binder.sure)):
+            scratches.clear()
+            return None
+        if one.wrong is not None:
+            self.binder.wrong[self.binder.step] = one.wrong
+        for text in one.notes:
+            self.binder.note(text)
+        return filled
+
+    def learn(
+        self, templates: Templates[CallTemplate], given: GivenBuffers, bind: Bind, calls: Sequence[Call],
+        notes: Sequence[str],
+    ) -> None:  # fmt: skip
+        """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
+        traced, own = templates.trace(given.sizes), given.buffers
+        made = None if traced is None else template(bind, self.binder, given, traced[0], with_sizes(own, traced[1]))
+        if made is None or traced is None:
+            return
+        scratch = iter(self.binder.scratches[-1])
+
+        def same(shape: Any, dtype: np.dtype) -> Buffer:
+            there = next(scratch)
+            return there if (there.shape, there.dtype) == (shape, dtype) else Buffer(shape, dtype)
+
+        try:
+            values = made.values([symbol.value for symbol in traced[0].symbols])
+            assert values is not None
+            again = [call for call, _ in made.filled(values, [*own, *given.roots], same, self.binder.fault)]
+        except StopIteration:
+            return
+        told = made.notes == list(notes) and made.wrong == self.binder.wrong.get(self.binder.step)
+        if told and next(scratch, None) is None and alike(again, list(calls)):
+            templates.keep(made)
+
+
+def _answers(calls: Iterable[Any], sure: Callable[[Sequence[Call]], bool]) -> Iterator[bool]:
+    """What `Binder.choose` asked when it recorded these calls, for the products that they are now."""
+    for call in calls:
+        for variant in call.ways() if isinstance(call, Choice) else ():
+            yield from _answers(variant, sure)
+            yield sure(variant)
+
+
+def with_sizes(given: Sequence[Buffer], sizes: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    """(offset, shape, steps) of each buffer, as GivenBuffers has them in a row."""
+    found, at = [], 0
+    for b in given:
+        shape = at + 1 + b.ndim
+        end = shape + (b.ndim if b.steps is not None else 0)
+        found.append((sizes[at], tuple(sizes[at + 1 : shape]), None if b.steps is None else tuple(sizes[shape:end])))
+        at = end
+    return found
