@@ -118,6 +118,11 @@ class TensorType:
         return self.shape == other.shape and self.dtype == other.dtype
 
     @property
+    def may_be_kept(self) -> bool:
+        """Whether a cache of this process may have it as a key: not with symbols, which stand for other sizes, too."""
+        return not any(hasattr(size, "node") for size in self.shape)
+
+    @property
     def ndim(self) -> int:
         return len(self.shape)
 

@@ -277,11 +277,18 @@ class FusedBody(NamedTuple):
     layout: BodyLayout | str
 
 
-@lru_cache(maxsize=1024)
 def fused_body(
     body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...] = (), lifted: bool = False
 ) -> FusedBody:
     """The facts of a body that kernels need; `lifted` as in infer_body."""
+    found = _fused_body if all(t.may_be_kept for t in (*x, *like)) else _fused_body.__wrapped__
+    return found(body, x, like, lifted)
+
+
+@lru_cache(maxsize=1024)
+def _fused_body(
+    body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...], lifted: bool
+) -> FusedBody:
     members = parse_body(tuple(body))
     types = infer_body(members, x, like, lifted)
     try:

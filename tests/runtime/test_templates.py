@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter
 from typing import Any
@@ -14,7 +15,7 @@ from bench import changing_shapes
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.elementwise import pointwise
 from minigraph.kernels.cuda.record import templates
-from minigraph.kernels.cuda.record.symbolic import Trace
+from minigraph.kernels.cuda.record.symbolic import SizeSymbol, Trace
 from minigraph.kernels.cuda.record.templates import Resized
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.runtime.cuda.bind import bind_program
@@ -188,3 +189,18 @@ def test_a_label_that_is_no_class_is_told_of_at_sizes_from_templates(stub):
         for name, array in before.items():
             np.testing.assert_array_equal(value(scope, name), array)
         exe.run(program, {"x": np.ones((n, 6), np.float32), "y": label % 5}, [loss], scope=scope)
+
+
+def test_no_symbol_outlives_its_plans(stub):
+    """Else a cache that knows it would take it for a size of another program."""
+    assert check_model("block", (64, 32, 48, 17))[True]
+    with mg.static.program_guard(mg.static.Program(), mg.static.Program()):
+        x = mg.static.data("x", [None, 48], "float32")
+        loss = mg.mean(mg.exp(mg.nn.functional.relu(x) * 0.5) + mg.sqrt(mg.abs(x) + 1.0))
+        compiled = mg.static.CompiledProgram(mg.static.default_main_program(), mg.static.BuildStrategy.all())
+        exe = mg.static.Executor(mg.CUDAPlace(0))
+        for n in (5, 7, 3, 4, 6):
+            exe.run(compiled, {"x": np.ones((n, 48), "float32")}, [loss])
+    del compiled, exe, loss, x
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, SizeSymbol)]
