@@ -54,7 +54,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     program.before = source
     block = program.global_block()
-    used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.written_by}
+    used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.producer is not None}
     variables: dict[str, Variable] = {}
     for name, v in source.vars.items():
         kept = v.persistable or v.is_data

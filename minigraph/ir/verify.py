@@ -39,31 +39,35 @@ def verify_changes(graph: Graph, after: str) -> None:
 
 
 def _verify_var(graph: Graph, v: VarNode, after: str) -> None:
-    writers = v.written_by
-    if len(writers) > 1:
-        raise VerifyError(f"after {after}: {v.name} has {len(writers)} writers: {list(writers)}")
-    if not writers and not v.given and (v.read_by or v.pinned):
+    if v.producer is None and not v.given and (v.read_by or v.pinned):
         raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but no operator writes it")
     if v.version:
         earlier = graph.vars.get((v.name, v.version - 1))
         if earlier is None or earlier is not v.previous_version or earlier.next_version is not v:
             raise VerifyError(f"after {after}: {v!r} does not know the version before it")
+    for reader, positions in v.read_by.items():
+        slots = reader.inputs
+        for slot, i in positions:
+            if slot not in slots or i >= len(slots[slot]) or slots[slot][i] is not v:
+                raise VerifyError(f"after {after}: edges and input slots differ", call=reader.call(), site=reader.site)
 
 
 def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
     problem, rank = graph.order_problem(op.rank, op.input_vars), op.rank
-    for v in op.output_vars:
-        earlier = v.previous_version
-        for writer in earlier.written_by if earlier is not None else ():
-            if writer.rank >= rank:
+    for vs in op.outputs.values():
+        for v in vs:
+            if v.producer is not op:
+                problem = problem or _writers(graph, v)
+            earlier = v.previous_version.producer if v.previous_version is not None else None
+            if earlier is not None and earlier.rank >= rank:
                 problem = problem or f"{v.name} is written before its earlier version"
-        for reader in v.read_by:
-            if reader.rank <= rank:
-                problem = problem or f"{v.name} is read before by {reader.type}"
-    if not _agree(op.inputs, op.before):
-        problem = problem or "edges and input slots differ"
-    if not _agree(op.outputs, op.after):
-        problem = problem or "edges and output slots differ"
+            for reader in v.read_by:
+                if reader.rank <= rank:
+                    problem = problem or f"{v.name} is read before by {reader.type}"
+    for slot, vs in op.inputs.items():
+        for i, v in enumerate(vs):
+            if (slot, i) not in v.read_by.get(op, ()):
+                problem = problem or "edges and input slots differ"
     if op.forward is not None and op.forward not in graph:
         problem = problem or f"its forward operator {op.forward.label()} is gone"
     if types:
@@ -72,18 +76,10 @@ def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
         raise VerifyError(f"after {after}: {problem}", call=op.call(), site=op.site)
 
 
-def _agree(slots: dict[str, list[VarNode]], edges: Any) -> bool:
-    """Whether the graph's edges on one side of an operator are the positions of its slots."""
-    number = 0
-    try:
-        for v, positions in edges.items():
-            for slot, i in positions:
-                if slots[slot][i] is not v:
-                    return False
-            number += len(positions)
-    except (KeyError, IndexError):
-        return False
-    return number == sum(map(len, slots.values()))  # no two edges have one position, so none is left out
+def _writers(graph: Graph, v: VarNode) -> str:
+    """What is wrong with a value that is in the slots of an operator and not written by it."""
+    writers = [op for op in graph.ops if any(x is v for x in op.output_vars)]
+    return f"{v.name} has {len(writers)} writers: {writers}" if len(writers) > 1 else "edges and output slots differ"
 
 
 def _type_problem(op: OpNode) -> str | None:

@@ -111,7 +111,7 @@ def link_to_what_is_gone(g: Graph) -> None:
     lost = op(g, "tanh")
     grad = op(g, "matmul_grad")
     g.link(grad, lost)
-    g.nx.remove_node(lost)
+    g._cut(lost)
     del g._ops[lost]
     g._sorted = None
 

@@ -314,7 +314,7 @@ class _Replacement:
             for c in b.read_by:
                 if c.rank <= writer.rank and c not in self.old and c not in self.grads:
                     raise Refused(f"{b.name} is read earlier by {c.label()}")
-            for c in (*before.written_by, *before.read_by) if before is not None else ():
+            for c in before.users if before is not None else ():
                 if c.rank > writer.rank:
                     raise Refused(f"{b.name} would be overwritten before {c.label()}")
 
