@@ -49,7 +49,7 @@ class VarNode:
         self, graph: Graph, name: str, version: int, type: TensorType, source: Variable | None = None
     ) -> None:
         self.graph, self.name, self.version, self.type, self.source = graph, name, version, type, source
-        self.persistable = source is not None and source.persistable
+        self.persistable = source is not None and source._persistable
         self.given = False
         self.previous_version: VarNode | None = None
         self.next_version: VarNode | None = None
@@ -191,12 +191,11 @@ class Graph(Adjacency):
 
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
-        version = self.latest.get(name, -1) + 1
-        self.latest[name] = version
+        version = self.latest[name] = self.latest.get(name, -1) + 1
         v = self.vars[name, version] = VarNode(self, name, version, type, source)
         if version:
-            v.previous_version = self.vars[name, version - 1]
-            v.previous_version.next_version = v
+            before = v.previous_version = self.vars[name, version - 1]
+            before.next_version = v
         self.changed[v] = None
         return v
 
