@@ -27,7 +27,7 @@ from minigraph.types import DType, TensorType
 from .adjacency import Adjacency, Edges
 
 Rank = tuple[int, ...]
-_rank = attrgetter("rank")
+_rank, _chained = attrgetter("rank"), itertools.chain.from_iterable
 
 
 class VarNode:
@@ -116,11 +116,11 @@ class OpNode:
 
     @property
     def input_vars(self) -> Iterator[VarNode]:
-        return itertools.chain.from_iterable(self.inputs.values())
+        return _chained(self.inputs.values())
 
     @property
     def output_vars(self) -> Iterator[VarNode]:
-        return itertools.chain.from_iterable(self.outputs.values())
+        return _chained(self.outputs.values())
 
     @property
     def layer(self) -> str:

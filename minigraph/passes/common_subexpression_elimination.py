@@ -29,9 +29,16 @@ LEFT_ALONE = {"random", "side_effect", "optimizer"}
 def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
     """In the order of the schedule, so that operands are merged before their readers are compared."""
     known: dict[Hashable, list[OpNode]] = {}
+    first_of, compared = dict[Hashable, OpNode](), set[OpNode]()
     for op in list(graph.ops):
-        if LEFT_ALONE & op.opdef.traits or not op.outputs:
+        if not op.outputs or not op.opdef.traits.isdisjoint(LEFT_ALONE):
             continue
+        similar = op.type, frozenset(op.input_vars)  # equal operators are, and most have no similar one
+        if (first := first_of.setdefault(similar, op)) is op:
+            continue
+        if first not in compared:
+            compared.add(first)
+            known.setdefault(_key(first), []).append(first)
         same, refusals = known.setdefault(_key(op), []), []
         for first in same:
             try:

@@ -114,7 +114,7 @@ class Schedule:
         self.advice = None
         if prune and any(op.role == "optimize" for op in ops):
             self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"
-        self.wanted = {*self.fetches, *(v.name for op in ops for vs in op.inputs.values() for v in vs)}
+        self.wanted = {*self.fetches, *(v._name for op in ops for vs in op.inputs.values() for v in vs)}
         for op in ops:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
@@ -156,7 +156,7 @@ class Schedule:
             if not variables:
                 inputs.append(None)
                 continue
-            indices = [current[n] if (n := v.name) in current else self._read(n) for v in variables]
+            indices = [current[n] if (n := v._name) in current else self._read(n) for v in variables]
             types[name] = given = [values[i].type for i in indices]
             if name in unread:
                 typed = {**(typed or {}), len(inputs): indices}
@@ -179,7 +179,7 @@ class Schedule:
             for v, t in zip(op.outputs[slot.name], inferred_types[slot.name], strict=True):
                 if t is not v.type:
                     check_accepted(op, v, t, types)
-                name, persistable = v.name, v.persistable
+                name, persistable = v._name, v._persistable
                 if name in self.feeds:
                     self._check_feed_is_used(op, v)
                 own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name

@@ -193,11 +193,10 @@ def _read_only(recorded: Recorded, position: int, blocks_of: BlocksOf) -> set[in
 
 def _own(recorded: Recorded, values: Sequence[int], blocks_of: BlocksOf) -> set[int]:
     """Ids of the buffers that own these values, and of their blocks."""
-    own, buffers = set[int](), recorded.values.buffers
-    for i in values:
-        buffer = buffers[i]
-        own.add(id(owner(buffer)))
-        own.update(map(id, blocks_of(buffer)))
+    buffers = recorded.values.buffers
+    own = {id(b if b.owner is None else owner(b)) for b in [buffers[i] for i in values]}
+    if recorded.binder.arenas:
+        own.update(id(b) for i in values for b in blocks_of(buffers[i]))
     return own
 
 
