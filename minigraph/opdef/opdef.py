@@ -96,6 +96,7 @@ class OpDef(Signature):
         self.shows, self.joins, self.blocks, self.inplace = shows, joins, dict(blocks or {}), dict(inplace or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # and what `resolved` found
+        self._unread: dict[tuple[str, ...], frozenset[str]] = {}
         self.infer_function: Callable[..., Any] | None = None
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
@@ -110,7 +111,12 @@ class OpDef(Signature):
         """The input slots of which only shape and type matter where these output slots are computed."""
         if not self.read_for:
             return self.no_need_buffer
-        return self.no_need_buffer | {slot for slot, outs in self.read_for.items() if outs.isdisjoint(written)}
+        key = tuple(written)
+        known = self._unread.get(key)
+        if known is None:
+            shapes_only = {slot for slot, outs in self.read_for.items() if outs.isdisjoint(written)}
+            known = self._unread[key] = self.no_need_buffer | shapes_only
+        return known
 
     def __repr__(self) -> str:
         return f"<op {self.type}({', '.join(s.name for s in self.inputs)})>"
