@@ -1,8 +1,8 @@
 """Adjacency: who writes and who reads a variable; as a networkx graph for who asks for one.
 
-An edge is kept once, at its variable: `producer`, the operator that writes it, and `read_by`. What an operator reads and
-writes is in its slots. networkx's views and functions take several times longer, and its import longer than all passes
-of a small program. Only this file and `graph.py` change edges.
+An edge is kept once, at its variable: `producer`, the operator that writes it, and `read_by`. What an operator reads
+and writes is in its slots. networkx's views and functions take several times longer, and its import longer than all
+passes of a small program. Only this file and `graph.py` change edges.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Single(dict[Position, Edges]):
 
 
 class Adjacency:
-    """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: its positions}."""
+    """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
     def __init__(self) -> None:
         self._single = _Single()

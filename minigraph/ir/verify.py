@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
-from typing import Any
 
 from minigraph.errors import MinigraphError, VerifyError
 

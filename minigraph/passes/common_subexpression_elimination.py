@@ -55,17 +55,15 @@ def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
 
 def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
     """Let everybody read the outputs of `first`; refuses with the graph unchanged."""
-    refuse_unless(first.role == again.role, f"{first.label()} is part of {first.role}, keeping it would cost memory")
+    refuse_unless(first.role == again.role, "{} is part of {}, keeping it would cost memory", first, first.role)
     refuse_unless(
-        (first.forward, first.grad_slot) == (again.forward, again.grad_slot),
-        f"{first.label()} is no gradient of the same operator",
-    )
-    refuse_unless(not again.grads or first.inputs == again.inputs, f"{first.label()} has its operands in another order")
+        first.forward is again.forward and first.grad_slot == again.grad_slot,
+        "{} is no gradient of the same operator", first,
+    )  # fmt: skip
+    refuse_unless(not again.grads or first.inputs == again.inputs, "{} has its operands in another order", first)
     pairs = list(zip(first.output_vars, again.output_vars, strict=True))
     for mine, other in pairs:
-        refuse_unless(
-            mine.next_version is None and not mine.persistable, f"{mine.name} of {first.label()} changes later"
-        )
+        refuse_unless(mine.next_version is None and not mine.persistable, "{} of {} changes later", mine.name, first)
         require_temporary(other)
     entry = Applied(
         RULE, ", ".join(mine.name for mine, _ in pairs), (again.label(),), again.site, again.role

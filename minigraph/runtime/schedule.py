@@ -145,7 +145,7 @@ class Schedule:
 
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
-        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not self._is_idle(op, s)]
+        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
         unread = opdef.unread([s.name for s in computed])
         inputs: list[Any] = []
         types: dict[str, list[TensorType]] = {}
@@ -195,8 +195,8 @@ class Schedule:
         self.steps.append(step)
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:
-        """Whether this is an optional output beside the result that nobody reads: it is not computed."""
-        if not slot.optional or all(s.optional for s in op.opdef.outputs):
+        """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
+        if all(s.optional for s in op.opdef.outputs):
             return False
         return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
 
