@@ -33,8 +33,7 @@ def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
     for op in list(graph.ops):
         if not op.outputs or not op.opdef.traits.isdisjoint(LEFT_ALONE):
             continue
-        similar = op.type, frozenset(op.input_vars)  # equal operators are, and most have no similar one
-        if (first := first_of.setdefault(similar, op)) is op:
+        if (first := first_of.setdefault(_similar(op), op)) is op:
             continue
         if first not in compared:
             compared.add(first)
@@ -74,6 +73,11 @@ def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
         graph.link(grad, first)
     take_out(graph, again)
     return entry
+
+
+def _similar(op: OpNode) -> Hashable:
+    """Equal for operators that compute the same, found in less time than `_key`; most have no similar one."""
+    return op.type, frozenset(op.input_vars)
 
 
 def _key(op: OpNode) -> Hashable:
