@@ -56,6 +56,8 @@ def _verify_var(graph: Graph, v: VarNode, after: str) -> int:
             raise VerifyError(f"after {after}: {v!r} does not know the version before it")
     number = 0
     for reader, positions in v.read_by.items():
+        if reader not in graph:
+            raise VerifyError(f"after {after}: {v!r} is read by {reader}, which is gone")
         slots = reader.inputs
         for slot, i in positions:
             if slot not in slots or i >= len(slots[slot]) or slots[slot][i] is not v:
