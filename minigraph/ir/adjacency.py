@@ -7,7 +7,6 @@ passes of a small program. Only this file and `graph.py` change edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 Position = tuple[str, int]  # slot, index in it
@@ -25,13 +24,11 @@ class _Single(dict[Position, Edges]):
 class Adjacency:
     """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
+    vars: dict[tuple[str, int], Any]
+    _ops: dict[Any, None]
+
     def __init__(self) -> None:
         self._single = _Single()
-        self._ops: dict[Any, None] = {}
-
-    def _variables(self) -> Iterable[Any]:
-        """All variables."""
-        raise NotImplementedError
 
     @property
     def nx(self) -> Any:
@@ -40,7 +37,7 @@ class Adjacency:
 
         graph: Any = nx.MultiDiGraph()
         graph.add_nodes_from(self._ops)
-        graph.add_nodes_from(self._variables())
+        graph.add_nodes_from(self.vars.values())
         for op in self._ops:
             graph.add_edges_from((v, op, (s, i), {}) for s, vs in op.inputs.items() for i, v in enumerate(vs))
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))

@@ -168,7 +168,7 @@ class Graph(Adjacency):
         self.vars: dict[tuple[str, int], VarNode] = {}
         self.latest: dict[str, int] = {}  # name -> its newest version
         self._sorted: list[OpNode] | None = None
-        self._ops: dict[OpNode, None]
+        self._ops: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
         self._tickets = itertools.count()
 
@@ -185,9 +185,6 @@ class Graph(Adjacency):
 
     def __contains__(self, op: OpNode) -> bool:
         return op in self._ops
-
-    def _variables(self) -> Iterable[VarNode]:
-        return self.vars.values()
 
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
