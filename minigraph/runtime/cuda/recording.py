@@ -119,14 +119,16 @@ def _record_step(
 def _record_operator(step: Step, binder: Binder, values: ValueBuffers, repeats: Repeats, settle: Settle) -> None:
     """The operator's own calls: copies of those of one like it, or what its definition records."""
     opdef, first, guarded = step.op.opdef, len(binder.calls), bool(binder.wrong)
-    ins = {s.name: _buffer(values, i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
-    outs = {s.name: _buffer(values, i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
-    key, given = repeats.key((opdef, repr(step.op.attrs), guarded), [*ins.values(), *outs.values()])
+    buffers = values.buffers
+    slots = [buffers[i] if type(i) is int else _buffer(values, i) for i in (*step.inputs, *step.outputs)]
+    key, given = repeats.key((opdef, repr(step.op.attrs), guarded), slots)
     known = repeats.again(key, given)
     if known is not None:
         binder.calls += known
         return
     notes = len(binder.notes)
+    ins = dict(zip(opdef.input_names, slots, strict=False))
+    outs = dict(zip(opdef.output_names, slots[len(ins) :], strict=True))
     try:
         opdef.gpu_bind(binder, ins, outs, step.op.attrs)
         binder.calls[first:] = settle(binder.calls[first:], binder.note)

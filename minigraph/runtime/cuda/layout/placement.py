@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from operator import itemgetter
 from typing import NamedTuple
 from weakref import ref
 
@@ -267,9 +266,10 @@ def _frugal(order: list[int], asked: Asked, touched: Touched, sizes: Mapping[int
     before, present, given, kept = dependencies(asked.units), {*order}, asked.given, asked.kept
     peak = partial(most_needed, touched=touched, sizes=sizes, given=given, kept=kept)
     early = [i for i in greedy(touched, before, sizes, given, kept) if i in present]
-    least, order = min((peak(order), order), (peak(early), early), key=itemgetter(0))
+    if early != order and peak(early) < peak(order):
+        order = early
     postponed = as_late_as_possible(order, asked.units, touched, before, sizes, kept)
-    return postponed if peak(postponed) < least else order
+    return postponed if postponed != order and peak(postponed) < peak(order) else order
 
 
 def _spans(order: Sequence[int], asked: Asked, touched: Touched) -> list[tuple[int, int]]:
