@@ -18,7 +18,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,6 @@ class OpDef(Signature):
         self.shows, self.joins, self.blocks, self.inplace = shows, joins, dict(blocks or {}), dict(inplace or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # and what `resolved` found
-        self._unread: dict[tuple[str, ...], frozenset[str]] = {}
         self.infer_function: Callable[..., Any] | None = None
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
@@ -109,14 +108,7 @@ class OpDef(Signature):
 
     def unread(self, written: Collection[str]) -> frozenset[str]:
         """The input slots of which only shape and type matter where these output slots are computed."""
-        if not self.read_for:
-            return self.no_need_buffer
-        key = tuple(written)
-        known = self._unread.get(key)
-        if known is None:
-            shapes_only = {slot for slot, outs in self.read_for.items() if outs.isdisjoint(written)}
-            known = self._unread[key] = self.no_need_buffer | shapes_only
-        return known
+        return _unread(self, tuple(written)) if self.read_for else self.no_need_buffer
 
     def __repr__(self) -> str:
         return f"<op {self.type}({', '.join(s.name for s in self.inputs)})>"
@@ -272,6 +264,11 @@ class OpDef(Signature):
             for s, t in zip(self.outputs, results, strict=True)
             if t is not None
         }
+
+
+@lru_cache(maxsize=4096)
+def _unread(opdef: OpDef, written: tuple[str, ...]) -> frozenset[str]:
+    return opdef.no_need_buffer | {slot for slot, outs in opdef.read_for.items() if outs.isdisjoint(written)}
 
 
 def _check(opdef: OpDef) -> None:
