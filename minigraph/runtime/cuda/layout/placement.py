@@ -266,10 +266,10 @@ def _frugal(order: list[int], asked: Asked, touched: Touched, sizes: Mapping[int
     before, present, given, kept = dependencies(asked.units), {*order}, asked.given, asked.kept
     peak = partial(most_needed, touched=touched, sizes=sizes, given=given, kept=kept)
     early = [i for i in greedy(touched, before, sizes, given, kept) if i in present]
-    if early != order and peak(early) < peak(order):
+    if early != order and peak(order) > peak(early):
         order = early
     postponed = as_late_as_possible(order, asked.units, touched, before, sizes, kept)
-    return postponed if postponed != order and peak(postponed) < peak(order) else order
+    return postponed if postponed != order and peak(order) > peak(postponed) else order
 
 
 def _spans(order: Sequence[int], asked: Asked, touched: Touched) -> list[tuple[int, int]]:
