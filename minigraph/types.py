@@ -152,11 +152,10 @@ class TensorType:
 
     def accepts(self, other: TensorType) -> bool:
         """True where a value of type `other` may be put into a variable of this type."""
-        return self == other or (
-            self.dtype == other.dtype
-            and self.ndim == other.ndim
-            and all(a in (-1, b) or b == -1 for a, b in zip(self.shape, other.shape, strict=True))
-        )
+        own, given = self.shape, other.shape
+        if own == given or len(own) != len(given):
+            return own == given and self.dtype == other.dtype
+        return self.dtype == other.dtype and all([a in (-1, b) or b == -1 for a, b in zip(own, given, strict=True)])
 
     def __str__(self) -> str:
         return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"

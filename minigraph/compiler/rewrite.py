@@ -103,7 +103,7 @@ def _put_stop(graph: Graph, v: VarNode) -> None:
     op = v.producer
     assert op is not None
     inner = graph.add_var(graph.fresh_name(f"{v.name}.flowing"), v.type)
-    slot, i = next(iter(v.written_by[op]))
+    slot, i = _position(op, v)
     graph.set_output(op, slot, i, inner)
     rank = (*op.rank, LAST + graph.ticket())
     graph.add_op(
@@ -114,15 +114,20 @@ def _put_stop(graph: Graph, v: VarNode) -> None:
     )  # fmt: skip
 
 
+def _position(op: OpNode, v: VarNode) -> tuple[str, int]:
+    """Where an operator writes a value: slot, and index in it."""
+    return next((slot, i) for slot, vs in op.outputs.items() for i, x in enumerate(vs) if x is v)
+
+
 def _take_stop_out(graph: Graph, stop: OpNode) -> None:
     """Let the writer of its input write its output again; where others read that too, by one more operator."""
     (inner,), (v,) = stop.input_vars, stop.output_vars
     writer, before = inner.producer, v.previous_version
-    earlier = (*before.written_by, *before.read_by) if before is not None else ()
+    earlier = before.users if before is not None else ()
     graph.remove_op(stop)
     alone = not inner.read_by and inner.source is None
     if writer is not None and alone and all(op.rank < writer.rank for op in earlier):
-        slot, i = next(iter(inner.written_by[writer]))
+        slot, i = _position(writer, inner)
         graph.set_output(writer, slot, i, v)
         graph.remove_var(inner)
         return

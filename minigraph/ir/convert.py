@@ -20,24 +20,22 @@ def to_graph(
     current: dict[str, VarNode] = {}
     nodes: dict[int, OpNode] = {}
 
-    def read(v: Variable) -> VarNode:
-        name = v.name
-        node = current.get(name)
-        if node is None:
-            node = current[name] = graph.add_var(name, v.type, v)
-            node.given = True
+    def given(v: Variable) -> VarNode:
+        """What a variable holds before this run: version 0."""
+        node = current[v._name] = graph.add_var(v._name, v.type, v)
+        node.given = True
         return node
 
     def write(v: Variable) -> VarNode:
-        if v.persistable:
-            read(v)  # what it held before this run is version 0
-        name = v.name
+        name = v._name
+        if v._persistable and name not in current:
+            given(v)
         node = current[name] = graph.add_var(name, v.type, v)
         return node
 
     for position, op in enumerate(program.ops if ops is None else ops):
-        inputs = {slot: list(map(read, vs)) for slot, vs in op.inputs.items()}
-        outputs = {slot: list(map(write, vs)) for slot, vs in op.outputs.items()}
+        inputs = {slot: [current.get(v._name) or given(v) for v in vs] for slot, vs in op.inputs.items()}
+        outputs = {slot: [write(v) for v in vs] for slot, vs in op.outputs.items()}
         nodes[id(op)] = node = OpNode(
             op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
             forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
@@ -54,7 +52,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     program.before = source
     block = program.global_block()
-    used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.written_by}
+    used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.producer is not None}
     variables: dict[str, Variable] = {}
     for name, v in source.vars.items():
         kept = v.persistable or v.is_data

@@ -1,6 +1,6 @@
 """Graph: a Program as a bipartite graph of operators and versioned variables, for passes.
 
-    VarNode -> OpNode -> VarNode      edges carry (slot, position) as their key
+    VarNode -> OpNode -> VarNode      edges carry (slot, index) as their key
 
 A variable that is updated in place has one VarNode per version: the optimizer reads `w` version 0
 and writes `w` version 1. So every version has one producer, and the graph has no cycle. Edges do not
@@ -27,7 +27,7 @@ from minigraph.types import DType, TensorType
 from .adjacency import Adjacency, Edges
 
 Rank = tuple[int, ...]
-_rank = attrgetter("rank")
+_rank, _chained = attrgetter("rank"), itertools.chain.from_iterable
 
 
 class VarNode:
@@ -36,23 +36,24 @@ class VarNode:
     source                          the Program's Variable, None for one that a pass made
     given                           the value exists before the first operator: fed, or persistable
     previous_version, next_version  the versions before and after this one, None where there is none
-    written_by, read_by             its adjacency in the graph, {operator: {(slot, position): ...}}
+    producer                        the operator that writes it; None for feeds and first versions of persistables
+    read_by                         the operators that read it and where, {operator: {(slot, index): None}}
     """
 
     __slots__ = (
-        "given", "graph", "name", "next_version", "persistable", "previous_version", "read_by", "source", "type",
-        "version", "written_by",
+        "given", "graph", "name", "next_version", "persistable", "previous_version", "producer", "read_by", "source",
+        "type", "version",
     )  # fmt: skip
 
     def __init__(
         self, graph: Graph, name: str, version: int, type: TensorType, source: Variable | None = None
     ) -> None:
         self.graph, self.name, self.version, self.type, self.source = graph, name, version, type, source
-        self.persistable = source is not None and source.persistable
+        self.persistable = source is not None and source._persistable
         self.given = False
         self.previous_version: VarNode | None = None
         self.next_version: VarNode | None = None
-        self.written_by: dict[OpNode, Edges] = {}
+        self.producer: OpNode | None = None
         self.read_by: dict[OpNode, Edges] = {}
 
     @property
@@ -64,25 +65,15 @@ class VarNode:
         return self.type.dtype
 
     @property
-    def producer(self) -> OpNode | None:
-        """The operator that writes this version; None for feeds and first versions of persistables."""
-        for op in self.written_by:
-            return op
-        return None
-
-    @property
-    def before(self) -> dict[OpNode, Edges]:
-        return self.written_by
-
-    @property
-    def after(self) -> dict[OpNode, Edges]:
-        return self.read_by
-
-    @property
     def consumers(self) -> list[OpNode]:
         """The operators that read this version, each once, in rank order."""
         readers = self.read_by
         return sorted(readers, key=_rank) if len(readers) > 1 else list(readers)
+
+    @property
+    def users(self) -> list[OpNode]:
+        """The operator that writes this version, then those that read it, in no particular order."""
+        return [self.producer, *self.read_by] if self.producer is not None else list(self.read_by)
 
     @property
     def pinned(self) -> str | None:
@@ -103,17 +94,14 @@ class VarNode:
 class OpNode:
     """One operator; the fields mean what they mean in program.Operator.
 
-    grads          the grad operators that are linked to this one, in the order of their links
-    before, after  its adjacency in the graph: {variable that it reads, or writes: {(slot, position): ...}}
-    rewriter       the pass that made this operator, None if the user's program did
+    grads     the grad operators that are linked to this one, in the order of their links
+    rewriter  the pass that made this operator, None if the user's program did
     """
 
     __slots__ = (
-        "after", "attrs", "before", "forward", "grad_slot", "grads", "inputs", "number", "opdef", "outputs", "rank",
-        "rewriter", "role", "scope_name", "site", "type",
+        "attrs", "forward", "grad_slot", "grads", "inputs", "number", "opdef", "outputs", "rank", "rewriter", "role",
+        "scope_name", "site", "type",
     )  # fmt: skip
-    before: dict[VarNode, Edges]  # from its first Graph on
-    after: dict[VarNode, Edges]
 
     def __init__(
         self, opdef: OpDef, inputs: dict[str, list[VarNode]], outputs: dict[str, list[VarNode]],
@@ -128,11 +116,11 @@ class OpNode:
 
     @property
     def input_vars(self) -> Iterator[VarNode]:
-        return itertools.chain.from_iterable(self.inputs.values())
+        return _chained(self.inputs.values())
 
     @property
     def output_vars(self) -> Iterator[VarNode]:
-        return itertools.chain.from_iterable(self.outputs.values())
+        return _chained(self.outputs.values())
 
     @property
     def layer(self) -> str:
@@ -198,17 +186,13 @@ class Graph(Adjacency):
     def __contains__(self, op: OpNode) -> bool:
         return op in self._ops
 
-    def _nodes(self) -> Iterable[OpNode | VarNode]:
-        return itertools.chain(self._ops, self.vars.values())
-
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
-        version = self.latest.get(name, -1) + 1
-        self.latest[name] = version
+        version = self.latest[name] = self.latest.get(name, -1) + 1
         v = self.vars[name, version] = VarNode(self, name, version, type, source)
         if version:
-            v.previous_version = self.vars[name, version - 1]
-            v.previous_version.next_version = v
+            before = v.previous_version = self.vars[name, version - 1]
+            before.next_version = v
         self.changed[v] = None
         return v
 
@@ -230,8 +214,8 @@ class Graph(Adjacency):
 
     def add_op(self, op: OpNode) -> OpNode:
         """Put an operator in at its rank; its variables are in the graph already."""
-        self.put(op)
         self._wrote(op, op.output_vars)
+        self.put(op)
         return op
 
     def put(self, op: OpNode) -> None:
@@ -243,15 +227,17 @@ class Graph(Adjacency):
             op.forward.grads[op] = None
 
     def _wrote(self, op: OpNode, outputs: Iterable[VarNode]) -> None:
-        """Note `op`, the versions that it writes, and which operators must run before or after it."""
+        """Note `op`, the versions that it writes, who wrote them so far, and who must run before or after it."""
         changed = self.changed
         changed[op] = None
         for v in outputs:
             changed[v] = None
+            if v.producer is not None:
+                changed[v.producer] = None
             if v.previous_version is not None:
                 changed.update(dict.fromkeys(v.previous_version.read_by))
-            if v.next_version is not None:
-                changed.update(dict.fromkeys(v.next_version.written_by))
+            if v.next_version is not None and (writer := v.next_version.producer) is not None:
+                changed[writer] = None
 
     def link(self, op: OpNode, forward: OpNode | None) -> None:
         """Make `op` a grad operator of `forward`, or of no operator for None, which leaves it its name scope."""
@@ -284,7 +270,7 @@ class Graph(Adjacency):
 
     def remove_var(self, v: VarNode) -> None:
         """Take out the newest version of a variable, which has no producer and no reader any more."""
-        assert not v.written_by and not v.read_by, f"{v} is still used"
+        assert v.producer is None and not v.read_by, f"{v} is still used"
         assert v.next_version is None, f"{v} has a newer version"
         if v.previous_version is not None:
             v.previous_version.next_version = None
@@ -297,17 +283,18 @@ class Graph(Adjacency):
 
     def merge_var(self, v: VarNode, into: VarNode) -> None:
         """Let the operators that write and read `v` do so with another variable, and take `v` out."""
-        for op, positions in v.written_by.items():
-            for slot, i in positions:
-                op.outputs[slot][i] = into
+        if (writer := v.producer) is not None:
+            for vs in writer.outputs.values():
+                vs[:] = [into if x is v else x for x in vs]
+            self._wrote(writer, (into,))
+            v.producer, into.producer = None, writer
+        readers = into.read_by
         for op, positions in v.read_by.items():
             for slot, i in positions:
                 op.inputs[slot][i] = into
+            readers[op] = {**readers[op], **positions} if op in readers else positions
             self.changed[op] = None
-        self._exchange(v, into, before=True)
-        self._exchange(v, into, before=False)
-        for op in into.written_by:
-            self._wrote(op, (into,))
+        v.read_by.clear()
         self.remove_var(v)
 
     def set_input(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
@@ -321,13 +308,13 @@ class Graph(Adjacency):
         """Let `op` write `v` at this position; appends an output where `index` is the next free one."""
         vs = op.outputs.setdefault(slot, [])
         if index < len(vs):
-            self._disconnect(op, vs[index], slot, index)
+            vs[index].producer = None
             self.changed[vs[index]] = None
             vs[index] = v
         else:
             vs.append(v)
-        self._connect(op, v, slot, index)
         self._wrote(op, [v])
+        v.producer = op
 
     def readers(self, v: VarNode) -> list[OpNode]:
         """The operators that read `v`, in no particular order; cheap where there are many."""
@@ -336,8 +323,8 @@ class Graph(Adjacency):
     def drop_output(self, op: OpNode, slot: str) -> None:
         """Let `op` write this optional slot no more; its variable stays, without a writer."""
         self.changed[op] = None
-        for i, v in enumerate(op.outputs.pop(slot)):
-            self._disconnect(op, v, slot, i)
+        for v in op.outputs.pop(slot):
+            v.producer = None
             self.changed[v] = None
 
     def ticket(self) -> int:
@@ -347,13 +334,11 @@ class Graph(Adjacency):
     def order_problem(self, rank: Rank, reads: Iterable[VarNode]) -> str | None:
         """Why an operator that reads these cannot stand at `rank`; None if it can."""
         for v in reads:
-            for writer in v.written_by:
-                if writer.rank >= rank:
-                    return f"{v.name} is computed later"
-            if v.next_version is not None:
-                for writer in v.next_version.written_by:
-                    if writer.rank < rank:
-                        return f"{v.name} is updated in place before"
+            writer, newer = v.producer, v.next_version
+            if writer is not None and writer.rank >= rank:
+                return f"{v.name} is computed later"
+            if newer is not None and (writer := newer.producer) is not None and writer.rank < rank:
+                return f"{v.name} is updated in place before"
         return None
 
     def count(self) -> Mapping[str, int]:

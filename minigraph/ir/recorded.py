@@ -153,8 +153,7 @@ class RecordedGraph(Graph):
         super().drop_output(op, slot)
 
     def _touch_users(self, v: VarNode) -> None:
-        self.touched.update(dict.fromkeys(v.written_by))
-        self.touched.update(dict.fromkeys(v.read_by))
+        self.touched.update(dict.fromkeys(v.users))
 
 
 def is_same(a: OpState | None, b: OpState | None) -> bool:

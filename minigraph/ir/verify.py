@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Hashable
 
 from minigraph.errors import MinigraphError, VerifyError
 
@@ -19,10 +18,17 @@ def verify(graph: Graph, after: str = "construction", types: bool | Collection[O
     of none, or of those in `types`); fetched values exist; links point to operators of the graph.
     """
     typed = None if isinstance(types, bool) else types
+    read, fitting = 0, set[Hashable]()
     for v in graph.vars.values():
-        _verify_var(graph, v, after)
+        read += _verify_var(graph, v, after)
     for op in graph.ops:
-        _verify_op(graph, op, after, bool(types) if typed is None else op in typed)
+        _verify_op(graph, op, after)
+        if op in typed if typed is not None else types:
+            _verify_types(op, after, fitting)
+        read -= sum(map(len, op.inputs.values()))
+    if read:  # each edge is that of a slot, but not the other way round
+        for op in graph.ops:
+            _verify_edges(op, after)
     graph.changed.clear()
 
 
@@ -35,55 +41,71 @@ def verify_changes(graph: Graph, after: str) -> None:
             if graph.vars.get((node.name, node.version)) is node:
                 _verify_var(graph, node, after)
         elif node in graph:
-            _verify_op(graph, node, after, types=True)
+            _verify_op(graph, node, after)
+            _verify_edges(node, after)
+            _verify_types(node, after, set())
 
 
-def _verify_var(graph: Graph, v: VarNode, after: str) -> None:
-    writers = v.written_by
-    if len(writers) > 1:
-        raise VerifyError(f"after {after}: {v.name} has {len(writers)} writers: {list(writers)}")
-    if not writers and not v.given and (v.read_by or v.pinned):
+def _verify_var(graph: Graph, v: VarNode, after: str) -> int:
+    """How many edges lead from a variable to the slots of its readers."""
+    if v.producer is None and not v.given and (v.read_by or v.pinned):
         raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but no operator writes it")
     if v.version:
         earlier = graph.vars.get((v.name, v.version - 1))
         if earlier is None or earlier is not v.previous_version or earlier.next_version is not v:
             raise VerifyError(f"after {after}: {v!r} does not know the version before it")
+    number = 0
+    for reader, positions in v.read_by.items():
+        if reader not in graph:
+            raise VerifyError(f"after {after}: {v!r} is read by {reader}, which is gone")
+        slots = reader.inputs
+        for slot, i in positions:
+            if slot not in slots or i >= len(slots[slot]) or slots[slot][i] is not v:
+                raise VerifyError(f"after {after}: edges and input slots differ", call=reader.call(), site=reader.site)
+        number += len(positions)
+    return number
 
 
-def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
+def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
     problem, rank = graph.order_problem(op.rank, op.input_vars), op.rank
     for v in op.output_vars:
+        if v.producer is not op:
+            problem = problem or _writers(graph, v)
         earlier = v.previous_version
-        for writer in earlier.written_by if earlier is not None else ():
-            if writer.rank >= rank:
-                problem = problem or f"{v.name} is written before its earlier version"
+        if earlier is not None and earlier.producer is not None and earlier.producer.rank >= rank:
+            problem = problem or f"{v.name} is written before its earlier version"
         for reader in v.read_by:
             if reader.rank <= rank:
                 problem = problem or f"{v.name} is read before by {reader.type}"
-    if not _agree(op.inputs, op.before):
-        problem = problem or "edges and input slots differ"
-    if not _agree(op.outputs, op.after):
-        problem = problem or "edges and output slots differ"
     if op.forward is not None and op.forward not in graph:
         problem = problem or f"its forward operator {op.forward.label()} is gone"
-    if types:
-        problem = problem or _type_problem(op)
-    if problem:
+    _raise(problem, op, after)
+
+
+def _verify_edges(op: OpNode, after: str) -> None:
+    places = ((slot, i, v) for slot, vs in op.inputs.items() for i, v in enumerate(vs))
+    if any((slot, i) not in v.read_by.get(op, ()) for slot, i, v in places):
+        _raise("edges and input slots differ", op, after)
+
+
+def _verify_types(op: OpNode, after: str, fitting: set[Hashable]) -> None:
+    """Operators that cannot be told apart fit alike: `fitting` has what did."""
+    slots = [(s, *[v.type for v in vs]) for vars in (op.inputs, op.outputs) for s, vs in vars.items()]
+    key = op.opdef, len(op.inputs), *slots, *op.attrs.items()
+    if key not in fitting:
+        _raise(_type_problem(op), op, after)
+        fitting.add(key)
+
+
+def _raise(problem: str | None, op: OpNode, after: str) -> None:
+    if problem is not None:
         raise VerifyError(f"after {after}: {problem}", call=op.call(), site=op.site)
 
 
-def _agree(slots: dict[str, list[VarNode]], edges: Any) -> bool:
-    """Whether the graph's edges on one side of an operator are the positions of its slots."""
-    number = 0
-    try:
-        for v, positions in edges.items():
-            for slot, i in positions:
-                if slots[slot][i] is not v:
-                    return False
-            number += len(positions)
-    except (KeyError, IndexError):
-        return False
-    return number == sum(map(len, slots.values()))  # no two edges have one position, so none is left out
+def _writers(graph: Graph, v: VarNode) -> str:
+    """What is wrong with a value that is in the slots of an operator and not written by it."""
+    writers = [op for op in graph.ops if any(x is v for x in op.output_vars)]
+    return f"{v.name} has {len(writers)} writers: {writers}" if len(writers) > 1 else "edges and output slots differ"
 
 
 def _type_problem(op: OpNode) -> str | None:

@@ -18,7 +18,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -110,9 +110,7 @@ class OpDef(Signature):
 
     def unread(self, written: Collection[str]) -> frozenset[str]:
         """The input slots of which only shape and type matter where these output slots are computed."""
-        if not self.read_for:
-            return self.no_need_buffer
-        return self.no_need_buffer | {slot for slot, outs in self.read_for.items() if outs.isdisjoint(written)}
+        return _unread(self, tuple(written)) if self.read_for else self.no_need_buffer
 
     def __repr__(self) -> str:
         return f"<op {self.type}({', '.join(s.name for s in self.inputs)})>"
@@ -269,6 +267,11 @@ class OpDef(Signature):
             for s, t in zip(self.outputs, results, strict=True)
             if t is not None
         }
+
+
+@lru_cache(maxsize=4096)
+def _unread(opdef: OpDef, written: tuple[str, ...]) -> frozenset[str]:
+    return opdef.no_need_buffer | {slot for slot, outs in opdef.read_for.items() if outs.isdisjoint(written)}
 
 
 def _check(opdef: OpDef) -> None:

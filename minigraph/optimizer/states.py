@@ -65,7 +65,7 @@ def master_weight(param: Parameter, startup: Block) -> Variable:
 def _declared(block: Block, startup: Block, key: str, type: TensorType) -> list[Variable]:
     """A new persistable variable of both programs."""
     name = unique_name.generate(key)
-    while block.has_var(name) or startup.has_var(name):
+    while name in block.vars or name in startup.vars:
         name = unique_name.generate(key)
     return [b.create_var(name, type=type, persistable=True, stop_gradient=True) for b in (block, startup)]
 

@@ -29,9 +29,15 @@ LEFT_ALONE = {"random", "side_effect", "optimizer"}
 def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
     """In the order of the schedule, so that operands are merged before their readers are compared."""
     known: dict[Hashable, list[OpNode]] = {}
+    first_of, compared = dict[Hashable, OpNode](), set[OpNode]()
     for op in list(graph.ops):
-        if LEFT_ALONE & op.opdef.traits or not op.outputs:
+        if not op.outputs or not op.opdef.traits.isdisjoint(LEFT_ALONE):
             continue
+        if (first := first_of.setdefault(_similar(op), op)) is op:
+            continue
+        if first not in compared:
+            compared.add(first)
+            known.setdefault(_key(first), []).append(first)
         same, refusals = known.setdefault(_key(op), []), []
         for first in same:
             try:
@@ -48,17 +54,15 @@ def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
 
 def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
     """Let everybody read the outputs of `first`; refuses with the graph unchanged."""
-    refuse_unless(first.role == again.role, f"{first.label()} is part of {first.role}, keeping it would cost memory")
+    refuse_unless(first.role == again.role, "{} is part of {}, keeping it would cost memory", first, first.role)
     refuse_unless(
-        (first.forward, first.grad_slot) == (again.forward, again.grad_slot),
-        f"{first.label()} is no gradient of the same operator",
-    )
-    refuse_unless(not again.grads or first.inputs == again.inputs, f"{first.label()} has its operands in another order")
+        first.forward is again.forward and first.grad_slot == again.grad_slot,
+        "{} is no gradient of the same operator", first,
+    )  # fmt: skip
+    refuse_unless(not again.grads or first.inputs == again.inputs, "{} has its operands in another order", first)
     pairs = list(zip(first.output_vars, again.output_vars, strict=True))
     for mine, other in pairs:
-        refuse_unless(
-            mine.next_version is None and not mine.persistable, f"{mine.name} of {first.label()} changes later"
-        )
+        refuse_unless(mine.next_version is None and not mine.persistable, "{} of {} changes later", mine.name, first)
         require_temporary(other)
     entry = Applied(
         RULE, ", ".join(mine.name for mine, _ in pairs), (again.label(),), again.site, again.role
@@ -69,6 +73,11 @@ def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
         graph.link(grad, first)
     take_out(graph, again)
     return entry
+
+
+def _similar(op: OpNode) -> Hashable:
+    """Equal for operators that compute the same, found in less time than `_key`; most have no similar one."""
+    return op.type, frozenset(op.input_vars)
 
 
 def _key(op: OpNode) -> Hashable:

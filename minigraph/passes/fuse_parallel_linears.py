@@ -194,7 +194,7 @@ class _Parallel:
     def _add_once(self, total: OpNode) -> None:
         """Let the sum of X's gradients, whose operands are gone but for other readers of X, take the new one."""
         (new,) = next(op for op in self.backward.emitted if self.slots.x in op.outputs).outputs[self.slots.x]
-        gone = [v for v in total.input_vars if not v.written_by and not v.given]
+        gone = [v for v in total.input_vars if v.producer is None and not v.given]
         operands = [v for v in total.input_vars if v not in gone]
         (out,) = total.output_vars
         self.graph.remove_op(total)

@@ -124,7 +124,7 @@ class Schedule:
         self.advice = None
         if prune and any(op.role == "optimize" for op in ops):
             self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"
-        self.wanted = {*self.fetches, *(v.name for op in ops for vs in op.inputs.values() for v in vs)}
+        self.wanted = {*self.fetches, *(v._name for op in ops for vs in op.inputs.values() for v in vs)}
         for op in ops:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
@@ -155,7 +155,7 @@ class Schedule:
 
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
-        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not self._is_idle(op, s)]
+        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
         unread = opdef.unread([s.name for s in computed])
         inputs: list[Any] = []
         types: dict[str, list[TensorType]] = {}
@@ -166,7 +166,7 @@ class Schedule:
             if not variables:
                 inputs.append(None)
                 continue
-            indices = [current[n] if (n := v.name) in current else self._read(n) for v in variables]
+            indices = [current[n] if (n := v._name) in current else self._read(n) for v in variables]
             types[name] = given = [values[i].type for i in indices]
             if name in unread:
                 typed = {**(typed or {}), len(inputs): indices}
@@ -189,7 +189,7 @@ class Schedule:
             for v, t in zip(op.outputs[slot.name], inferred_types[slot.name], strict=True):
                 if t is not v.type:
                     check_accepted(op, v, t, types)
-                name, persistable = v.name, v.persistable
+                name, persistable = v._name, v._persistable
                 if name in self.feeds:
                     self._check_feed_is_used(op, v)
                 own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name
@@ -205,8 +205,8 @@ class Schedule:
         self.steps.append(step)
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:
-        """Whether this is an optional output beside the result that nobody reads: it is not computed."""
-        if not slot.optional or all(s.optional for s in op.opdef.outputs):
+        """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
+        if all(s.optional for s in op.opdef.outputs):
             return False
         return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
 

@@ -23,9 +23,10 @@ from .schedule import Step, flat
 
 def reports(op: Operator) -> bool:
     """Whether an operator, or one of which a fused operator consists, may refuse values when it runs."""
+    if "reports" in op.opdef.traits:
+        return True
     body = op.attrs.get("body")
-    inside = (m.opdef for m in parse_body(tuple(body))) if isinstance(body, (list, tuple)) else ()
-    return any("reports" in opdef.traits for opdef in (op.opdef, *inside))
+    return isinstance(body, (list, tuple)) and any("reports" in m.opdef.traits for m in parse_body(tuple(body)))
 
 
 def last_report(steps: Sequence[Step]) -> int:

@@ -77,3 +77,10 @@ def test_all_of_many_shapes_are_broadcast():
     assert broadcast_shapes((2, 1), (1, 1), (1, 3), names=("A",)) == (2, 3)
     with pytest.raises(ShapeError, match="X has 2, operand 2 has 3"):
         broadcast_shapes((2,), (1,), (3,))
+
+
+def test_which_values_are_read_depends_on_what_is_written():
+    """Also where it was asked before for other outputs."""
+    opdef = get_op("fused_gemm_epilogue_grad")
+    asked = [["DX"], ["DY"], ["DX", "DY"], ["DBias"], ["DX"], ["DXSums", "DY"]]
+    assert [set(opdef.unread(outputs)) for outputs in asked] == [{"X"}, {"Y"}, set(), {"X", "Y"}, {"X"}, set()]

@@ -222,7 +222,7 @@ def lines_are_not_compared(patch):
 def overwriting_needs_no_order(patch):
     def before(self, op):
         for v in op.input_vars:
-            yield from v.written_by
+            yield from [v.producer] if v.producer is not None else []
 
     patch.setattr(chains.Chains, "_before", before)
 

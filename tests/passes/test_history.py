@@ -130,7 +130,7 @@ def test_a_new_name_is_noted_for_all_who_use_it():
     graph = to_graph(network()[0], kind=RecordedGraph)
     graph.start()
     v = graph.ops[0].outputs["Out"][0]
-    users = {graph.keys[op] for op in (*v.written_by, *v.consumers)}
+    users = {graph.keys[op] for op in v.users}
     assert graph.taken() == {}
     graph.move_op(graph.ops[0], graph.ops[0].rank)
     assert 0 in graph.taken()  # the name is known from here

@@ -12,7 +12,7 @@ import minigraph as mg
 from minigraph.errors import ShapeError
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner
 from minigraph.kernels.cuda.record.call import every_call
-from minigraph.kernels.cuda.record.calls import Choice, Launch
+from minigraph.kernels.cuda.record.calls import Choice, Fill, Launch
 from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.cuda.sizes import Siblings
@@ -236,3 +236,17 @@ def test_a_plan_that_fits_into_the_room_that_is_there_is_laid_out_as_recorded():
             for other, other_size, beside in placed[:i]:
                 apart = at + size <= other or other + other_size <= at
                 assert apart or life.last < beside.first or beside.last < life.first
+
+
+def test_the_copy_of_a_choice_makes_a_variant_when_it_is_asked_for(monkeypatch):
+    here, there, moved = Buffer((4,), mg.types.float32), Buffer((4,), mg.types.float32), []
+    original = Fill.moved
+    monkeypatch.setattr(Fill, "moved", lambda self, *args: moved.append(self.value) or original(self, *args))
+    copy = Choice({"first": [Fill(here, 1)], "second": [Fill(here, 2)]}, 3).moved({id(here): there}, 5)
+    again = copy.moved({id(there): here}, None)
+    assert list(copy.variants) == ["first", "second"] and len(again.variants) == 2
+    assert (copy.step, again.step, moved) == (5, 5, [])
+    (call,) = again.variants["second"]
+    assert call.destination is here and again.variants["second"][0] is call and moved == [2, 2]
+    (other,) = copy.variants["second"]
+    assert other.destination is there and moved == [2, 2]

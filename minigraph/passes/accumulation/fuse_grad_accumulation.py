@@ -59,7 +59,7 @@ def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
     if gradients[part.slot] == "Y":
         return (D, X, True, trans_x) if trans_y else (X, D, not trans_x, False)
     does_more = part.product.attrs.get("activation_grad", "none") != "none"
-    refuse_unless(not does_more, f"{part.product.label()} does more to it")
+    refuse_unless(not does_more, "{} does more to it", part.product)
     return (Y, D, trans_y, True) if trans_x else (D, Y, False, not trans_y)
 
 
@@ -78,7 +78,7 @@ def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport) -
         acc: Any = others[0] if len(others) == 1 else g.sum(others)
         new = g.matmul_accumulate(A, B, acc, trans_x=trans_a, trans_y=trans_b)
         out = next(add.output_vars)
-        refuse_unless(new.type.accepts(out.type) and out.type.accepts(new.type), f"{out} would become {new.type}")
+        refuse_unless(new.type.accepts(out.type) and out.type.accepts(new.type), "{} would become {}", out, new.type)
     except (Refused, MinigraphError) as no:
         g.undo()
         graph.move_op(add, place)
@@ -107,14 +107,14 @@ def _check(add: OpNode, part: GradPart, operands: list[VarNode]) -> None:
     for v, reader in zip(inner, (add, part.cast), strict=False):
         require_temporary(v)
         other = [c for c in v.consumers if c is not reader]
-        refuse_unless(not other, f"{v.name} is also read by {other[0].label() if other else ''}")
+        refuse_unless(not other, "{} is also read by {}", v.name, *other[:1])
 
 
 def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
     """The product has the gradient's shape at run time too: nothing is summed over a batch that was broadcast."""
     a, b, c = (v.type.shape[:-2] for v in (A, B, gradient))
     known = a == b == c and -1 not in a
-    refuse_unless(not c or not a or not b or known, f"{gradient.name} may be a sum over a batch that was broadcast")
+    refuse_unless(not c or not a or not b or known, "{} may be a sum over a batch that was broadcast", gradient.name)
 
 
 def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:

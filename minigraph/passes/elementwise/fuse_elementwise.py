@@ -19,6 +19,7 @@ operators stand between them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from minigraph.opdef.body import Member, format_member, infer_body, layout_of, p
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import read_instead, take_out, take_out_unread, unlink
 from minigraph.passes.engine.rule import Refused, refuse_unless
-from minigraph.types import bfloat16, float16
+from minigraph.types import TensorType, bfloat16, float16
 
 from .bias_sums import bias_sums, give_back
 from .groups import FusionGroup, SameShapes, is_candidate, joined, neighbours, span, start_group
@@ -213,9 +214,7 @@ class _Emission:
         refuse_unless(self.x, "it reads nothing")
         body = tuple(format_member(m) for op in self.members for m in self._members(op))
         try:
-            members = parse_body(body)
-            types = infer_body(members, [v.type for v in self.x], [v.type for v in self.like])
-            layout_of(members, types)
+            types = _types_of(body, tuple([v.type for v in self.x]), tuple([v.type for v in self.like]))
         except MinigraphError as no:
             raise Refused(no.fact) from None
         for v in self.outputs:
@@ -302,6 +301,15 @@ class _Emission:
         saved, moved = self.group.saved, self.group.moved
         static = all(v.type.is_static for op in self.group.ops for v in (*op.input_vars, *op.output_vars))
         return f"saves {_amount(saved)} of {_amount(moved)}" + ("" if static else " for each unknown size")
+
+
+@lru_cache(maxsize=4096)
+def _types_of(body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...]) -> dict[str, TensorType]:
+    """The types of all names of a body that has a layout; layers ask the same."""
+    members = parse_body(body)
+    types = infer_body(members, x, like)
+    layout_of(members, types)
+    return types
 
 
 def _stays(op: OpNode, inside: Collection[OpNode]) -> bool:

@@ -137,11 +137,11 @@ def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
     for v in {v: None for op in group.ops for v in op.input_vars} if layout.row is not None else ():
         if not _fits(layout, v, inside):
             raise Refused(f"{v.name} is one element for each row or column to one member only")
+    before, after = span(group)
+    if not before < after:  # as of most
+        raise Refused("others run between {} and {}", a.ops[-1], b.ops[-1])
     refuse_unless(len(group.reads) <= MOST_INPUTS, "a kernel has at most {} inputs", MOST_INPUTS)
     refuse_unless(len(group.written) <= MOST_OUTPUTS, "a kernel has at most {} outputs", MOST_OUTPUTS)
-    before, after = span(group)
-    if not before < after:
-        raise Refused("others run between {} and {}", a.ops[-1], b.ops[-1])
     if group.saved <= a.saved + b.saved:
         raise Refused("no bytes are saved by {} with {}", a.ops[-1], b.ops[-1])
     if a.role != b.role and not _meet(a, b, group):

@@ -23,7 +23,7 @@ def require_readable(graph: Graph, v: VarNode, readers: list[OpNode]) -> None:
     """Refuse unless `v` holds its value at the place of each of `readers`, which stand in order."""
     for reader in (readers[0], readers[-1]) if readers else ():
         problem = graph.order_problem(reader.rank, [v])
-        refuse_unless(not problem, f"{reader.label()} cannot read {v.name} instead: {problem}")
+        refuse_unless(not problem, "{} cannot read {} instead: {}", reader, v.name, problem)
 
 
 def read_instead(graph: Graph, old: VarNode, new: VarNode) -> None:
@@ -32,9 +32,8 @@ def read_instead(graph: Graph, old: VarNode, new: VarNode) -> None:
     readers = old.consumers
     require_readable(graph, new, readers)
     for reader in readers:
-        for slot, vs in reader.inputs.items():
-            for i in [i for i, v in enumerate(vs) if v is old]:
-                graph.set_input(reader, slot, i, new)
+        for slot, i in list(old.read_by[reader]):
+            graph.set_input(reader, slot, i, new)
 
 
 def is_unread(op: OpNode) -> bool:

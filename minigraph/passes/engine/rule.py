@@ -188,7 +188,6 @@ class _Replacement:
         )  # fmt: skip
         for op, slot, index, v in stand_ins:
             self.graph.set_input(op, slot, index, v)
-        names = [(op, slot, v.name) for op in self.grads for slot, vs in op.outputs.items() for v in vs]
         for op in self.entering:
             self.graph.link(op, results[0].producer)
         for op in reversed([*self.old, *self.grads]):
@@ -198,7 +197,7 @@ class _Replacement:
             self._take_over(backward, contributions, list(outgoing.values()))
         for v in (*inner, *inner_grads):
             self.graph.remove_var(v)
-        self._name_new(g, backward, names)
+        self._name_new(g, backward)
         return entry
 
     # what may disappear
@@ -314,7 +313,7 @@ class _Replacement:
             for c in b.read_by:
                 if c.rank <= writer.rank and c not in self.old and c not in self.grads:
                     raise Refused(f"{b.name} is read earlier by {c.label()}")
-            for c in (*before.written_by, *before.read_by) if before is not None else ():
+            for c in before.users if before is not None else ():
                 if c.rank > writer.rank:
                     raise Refused(f"{b.name} would be overwritten before {c.label()}")
 
@@ -324,16 +323,17 @@ class _Replacement:
             self.graph.merge_var(a, b)
             g.created.remove(a)
 
-    def _name_new(
-        self, g: GraphBuilder, backward: GraphBuilder | None, old: Sequence[tuple[OpNode, str, str]]
-    ) -> None:
+    def _name_new(self, g: GraphBuilder, backward: GraphBuilder | None) -> None:
         """Names for values that are new: `<result>.reserve`, and those of the operators they come instead of."""
         for v in g.created:
             assert v.producer is not None
             slot = next(s for s, vs in v.producer.outputs.items() if any(x is v for x in vs))
             suffix = "reserve" if slot == "ReserveSpace" else slot
             self.graph.rename_var(v, self.graph.fresh_name(f"{self.kept[0].name}.{suffix}"))
-        for v in backward.created if backward else ():
+        if backward is None or not backward.created:
+            return
+        old = [(op, slot, v.name) for op in self.grads for slot, vs in op.outputs.items() for v in vs]
+        for v in backward.created:
             op = v.producer
             assert op is not None
             same = [n for o, s, n in old if s in op.outputs and n not in self.graph.latest and _alike(op, o)]

@@ -135,11 +135,11 @@ class Chains:
     def _before(self, op: OpNode) -> Iterator[OpNode]:
         """The operators here that must run before this one: they write what it reads, or use what it overwrites."""
         for v in op.input_vars:
-            yield from v.written_by
+            if v.producer is not None:
+                yield v.producer
         for v in op.output_vars:
             if v.previous_version is not None:
-                yield from v.previous_version.written_by
-                yield from v.previous_version.read_by
+                yield from v.previous_version.users
 
     def _step(self, first: OpNode, second: OpNode) -> int:
         """How many levels lie between two operators at the least, of which one must run before the other."""

@@ -118,7 +118,7 @@ def _leave_to_fuse_elementwise(chain: Chain) -> None:
     """Refuse where a large value comes from or goes to an operator with which a kernel could be shared."""
     for v in (*chain.reads, *chain.writes):
         if v.shape == chain.shape and v.type.nbytes > LAUNCH:
-            for op in (*v.written_by, *v.read_by):
+            for op in v.users:
                 refuse_unless(op in chain.inside or not is_candidate(op), "{} is left to share a kernel with {}",
                               chain.ops[0], op)  # fmt: skip
 

@@ -214,7 +214,7 @@ def _require_inner(v: VarNode, reader: OpNode) -> None:
     """Refuse unless `v` is a temporary that only `reader` reads."""
     require_temporary(v)
     others = [c for c in v.consumers if c is not reader]
-    refuse_unless(not others, f"{v.name} is also read by {others[0].label() if others else ''}")
+    refuse_unless(not others, "{} is also read by {}", v.name, *others[:1])
 
 
 # exchange

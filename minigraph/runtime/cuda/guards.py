@@ -47,6 +47,8 @@ def check_guards(recorded: Recorded) -> None:
 
 def tell_guards(recorded: Recorded) -> None:
     """Tell the guards that others come after, with kernels between that may report: the answer is needed again."""
+    if not recorded.looking:
+        return
     before = max((p for p in recorded.binder.wrong if p <= recorded.last), default=0)
     if any(b.size for b, _ in recorded.values.results):
         before = len(recorded.spans)

@@ -126,11 +126,8 @@ def _record_operator(
     """The operator's own calls: copies of those of one like it, those of a template, or what its definition records."""
     opdef, first, guarded = step.op.opdef, len(binder.calls), bool(binder.wrong)
     buffers = values.buffers
-    ins, outs = (
-        {s.name: buffers[i] if type(i) is int else _buffer(values, i) for s, i in zip(slots, given, strict=True)}
-        for slots, given in ((opdef.inputs, step.inputs), (opdef.outputs, step.outputs))
-    )
-    what, given = (opdef, step.attrs, guarded, binder.stored), given_in((*ins.values(), *outs.values()), binder.outside)
+    slots = [buffers[i] if type(i) is int else _buffer(values, i) for i in (*step.inputs, *step.outputs)]
+    what, given = (opdef, step.attrs, guarded, binder.stored), given_in(slots, binder.outside)
     key = Key(what, given)
     known = repeats.again(key, given.roots)
     if known is not None:
@@ -139,6 +136,8 @@ def _record_operator(
     templates = resized.templates(what, given)
     notes = len(binder.notes)
     filled = resized.filled(templates, given)
+    ins = dict(zip(opdef.input_names, slots, strict=False))
+    outs = dict(zip(opdef.output_names, slots[len(ins) :], strict=True))
 
     def bind(binder: Binder, given: Sequence[Buffer]) -> None:
         left = iter(given)

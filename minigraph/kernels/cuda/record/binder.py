@@ -209,16 +209,16 @@ class Binder:
 
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
         """Record several ways to compute the same, up to one that will run; one of them must suit every shape."""
-        choice, calls, workspace = Choice({}, self.step), self.calls, self.workspace
+        made, calls, workspace = dict[str, list[Call]](), self.calls, self.workspace
         self.workspace = workspace or self.scratch((0,), np.uint8)  # of the one that runs
         for name, record in variants.items():
-            self.calls = choice.variants[name] = []
+            self.calls = made[name] = []
             record()
             self.answers.append(self.sure(self.calls))
             if self.answers[-1]:
                 break
         self.calls, self.workspace = calls, workspace
-        self.calls.append(choice)
+        self.calls.append(Choice(made, self.step))
 
 
 def workspace_of(call: Gemm) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -210,6 +210,27 @@ class HostCall(Call):
         return runtime.host(self.function, self.inputs, self.outputs)
 
 
+class MovedVariants(Mapping[str, list[Call]]):
+    """Variants with other buffers, each made when it is first asked for: one of them runs."""
+
+    __slots__ = ("_made", "_own", "_places", "_step")
+
+    def __init__(self, own: Mapping[str, list[Call]], places: Places, step: int | None) -> None:
+        self._own, self._places, self._step = own, places, step
+        self._made: dict[str, list[Call]] = {}
+
+    def __getitem__(self, name: str) -> list[Call]:
+        if name not in self._made:
+            self._made[name] = [call.moved(self._places, self._step) for call in self._own[name]]
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
 @dataclass(slots=True)
 class Choice(Call):
     """Lists of calls that compute the same, by name; one of them runs.
@@ -217,15 +238,14 @@ class Choice(Call):
     It is the first whose products the library has, or of these the fastest where they are timed (device/autotune.py).
     """
 
-    variants: dict[str, list[Any]]
+    variants: Mapping[str, list[Any]]
     step: int
 
     def buffers(self) -> list[Buffer]:
         return [b for calls in self.variants.values() for call in calls for b in call.buffers()]
 
     def moved(self, places: Places, step: int | None = None) -> Choice:
-        variants = {name: [c.moved(places, step) for c in calls] for name, calls in self.variants.items()}
-        return Choice(variants, self.step if step is None else step)
+        return Choice(MovedVariants(self.variants, places, step), self.step if step is None else step)
 
     def facts(self) -> Any:
         return ["choice", {name: facts(calls) for name, calls in self.variants.items()}]

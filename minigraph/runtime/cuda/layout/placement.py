@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -320,9 +319,10 @@ def _frugal(order: list[int], asked: Asked, touched: Touched, sizes: Mapping[int
     before, present, given, kept = dependencies(asked.units), {*order}, asked.given, asked.kept
     peak = partial(most_needed, touched=touched, sizes=sizes, given=given, kept=kept)
     early = [i for i in greedy(touched, before, sizes, given, kept) if i in present]
-    least, order = min((peak(order), order), (peak(early), early), key=itemgetter(0))
+    if early != order and peak(order) > peak(early):
+        order = early
     postponed = as_late_as_possible(order, asked.units, touched, before, sizes, kept)
-    return postponed if peak(postponed) < least else order
+    return postponed if postponed != order and peak(order) > peak(postponed) else order
 
 
 def _spans(order: Sequence[int], asked: Asked, touched: Touched) -> list[tuple[int, int]]:
