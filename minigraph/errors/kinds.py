@@ -222,6 +222,12 @@ TEXT = Kind(
     "The caret stands where reading stopped; docs/reading_a_program.md has the form.",
 )  # fmt: skip
 
+NESTED = Kind(
+    "MG-PROGRAM-013", ProgramError, "a call in the middle of a run, save or load of the same thread",
+    "A signal handler or a function of `py_func` runs, saves or loads where values are half changed.",
+    "Let the handler set a flag, and look at it between two runs. Inside of `py_func` take another Executor and Scope.",
+)  # fmt: skip
+
 # files
 
 STORAGE = Kind(

@@ -14,7 +14,7 @@ from minigraph.errors import MinigraphError, ProgramError, ShapeError, call_site
 from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, NOT_OFFERED, UNKNOWN_NAME
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
-from .context import Guards
+from .context import Guards, Turn
 from .copies import NotPickled
 
 FAULTS_KEPT = 16
@@ -134,6 +134,7 @@ class Scope(NotPickled):
     faults   of plans that ran here without anybody waiting for them
     torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
     lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
+    turn     of a run, and of `alone`
     """
 
     _instead = "program.state_dict(scope=scope) copies the values; static.save(program, path) writes them"
@@ -150,7 +151,7 @@ class Scope(NotPickled):
         self.torn: dict[str, str] = {}
         self.taken = 0  # changes of `arrays` by `take`
         self.separated = 0  # how many others there were when `separate` looked last
-        self.lock = threading.RLock()
+        self.lock, self.turn = threading.RLock(), Turn("Scope")
 
     @property
     def version(self) -> int:
@@ -237,8 +238,14 @@ class Scope(NotPickled):
             self.torn.pop(name, None)  # last: an interrupt before leaves the mark
 
     @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Values that belong together are read or set inside: no run, and nothing else that does so, comes between."""
+        with self.lock, self.turn.begin():
+            yield
+
+    @contextmanager
     def replacing(self, names: Iterable[str], by: str) -> Iterator[None]:
-        """Values that belong together are set inside: an interrupt leaves those marked that are not.
+        """Values that belong together are set inside `alone`: an interrupt leaves those marked that are not.
 
         A MinigraphError is a refusal, raised before the first of them is set.
         """

@@ -18,6 +18,7 @@ from minigraph.errors.kinds import UNKNOWN_FETCH
 from minigraph.kernels import host_memory
 from minigraph.kernels.groups import present
 from minigraph.program import Program, default_main_program
+from minigraph.program.context import Turn
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
@@ -48,7 +49,8 @@ WARNED_AFTER = 8  # plans of these that were made again
 class Executor(NotPickled):
     """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`.
 
-    Threads may share an executor or a scope: their runs come one after the other.
+    Threads may share an executor or a scope: their runs come one after the other. Inside of a run, as in a signal
+    handler, another one of the same executor or scope is refused.
     """
 
     _instead = "make another one with static.Executor(place)"
@@ -61,7 +63,7 @@ class Executor(NotPickled):
         self._latest: Latest | None = None
         self._gone: dict[Any, None] = {}  # programs with their fetches whose plans had to make room
         self._again = 0  # of these, how often one came again
-        self._lock = threading.RLock()  # plans own their buffers
+        self._lock, self._turn = threading.RLock(), Turn("Executor")  # plans own their buffers
         self._replicas: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
 
     def run(
@@ -116,7 +118,7 @@ class Executor(NotPickled):
         scope = scope if scope is not None else global_scope()
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
-        with scope.lock, self._lock:  # in this order: who holds the scope may run a program
+        with scope.lock, self._lock, scope.turn.begin(), self._turn.begin():  # who holds the scope may run a program
             latest = self._latest
             known = latest is not None and latest.serves(program, fetches, prune, scope)
             ready = latest.plan_for(feed) if latest is not None and known else None
