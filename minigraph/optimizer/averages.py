@@ -40,13 +40,13 @@ class Averages:
 
     def restore(self, executor: Any = None) -> None:
         """The parameters are again what they were before `apply`, in the scope that was global then."""
-        with self._scope.alone():
+        with self._scope.lock, self._scope.turn.begin():
             self._put_back()
 
     def _take(self) -> None:
         require(not self._before, "the averages are in place already", ORDER, "call restore first")
         self._scope = scope = global_scope()
-        with scope.alone():
+        with scope.lock, scope.turn.begin():
             values = self.means(scope)
             self._before = {name: scope.read(name) for name in self.averaged}
             try:

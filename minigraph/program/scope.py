@@ -11,8 +11,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minigraph.errors import MinigraphError, ProgramError, ShapeError, call_site, require, shortened
-from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, NOT_OFFERED, UNKNOWN_NAME
-from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
+from minigraph.errors.kinds import (
+    MIXED_TYPES,
+    NAME,
+    NO_NUMBERS,
+    NOT_OFFERED,
+    UNKNOWN_NAME,
+    no_memory,
+)
+from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, why_no_array
 
 from .context import Guards, Turn
 from .copies import NotPickled
@@ -41,6 +48,8 @@ class ScopeTensor(NotPickled):
             new = as_numpy(array)
         except NO_ARRAY as problem:
             raise NO_NUMBERS(f"value of {self._name} is {why_no_array(array, problem)}") from None
+        known = new.dtype.newbyteorder("=") in SHORT_NAMES
+        require(known, f"value of {self._name} is an array of {new.dtype}, which is no data type", NO_NUMBERS)
         old = self._scope.arrays.get(self._name)
         if old is None:  # of `scope.var`
             return self._scope.write(self._name, new)
@@ -134,7 +143,7 @@ class Scope(NotPickled):
     faults   of plans that ran here without anybody waiting for them
     torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
     lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
-    turn     of a run, and of `alone`
+    turn     taken with the lock by a run, and by who reads or sets values that belong together
     """
 
     _instead = "program.state_dict(scope=scope) copies the values; static.save(program, path) writes them"
@@ -238,14 +247,8 @@ class Scope(NotPickled):
             self.torn.pop(name, None)  # last: an interrupt before leaves the mark
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Values that belong together are read or set inside: no run, and nothing else that does so, comes between."""
-        with self.lock, self.turn.begin():
-            yield
-
-    @contextmanager
     def replacing(self, names: Iterable[str], by: str) -> Iterator[None]:
-        """Values that belong together are set inside `alone`: an interrupt leaves those marked that are not.
+        """Values that belong together are set inside: an interrupt leaves those marked that are not.
 
         A MinigraphError is a refusal, raised before the first of them is set.
         """
@@ -326,6 +329,8 @@ def _copied(name: str, value: Any) -> np.ndarray:
         return in_one_piece(np.array(as_numpy(value), order="C"))
     except NO_ARRAY as problem:
         raise NO_NUMBERS(f"value of {name} is {why_no_array(value, problem)}") from None
+    except MemoryError as problem:
+        raise no_memory(f"a copy of {name}", problem) from problem
 
 
 def _is_kept(array: Any) -> bool:

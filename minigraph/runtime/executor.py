@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
-from minigraph.errors.kinds import UNKNOWN_FETCH
+from minigraph.errors.kinds import UNKNOWN_FETCH, no_memory
 from minigraph.kernels import host_memory
 from minigraph.kernels.groups import present
 from minigraph.program import Program, default_main_program
@@ -97,10 +97,14 @@ class Executor(NotPickled):
         """
         if program is None:
             program = _default_program(wanted=bool(feed or fetch_list))
-        if getattr(program, "places", ()):
-            at = scope if scope is not None else global_scope()
-            return self._replicas_of(program).run(feed or {}, fetch_list, at, return_numpy, return_merged, use_prune)
-        return self._run_here(program, feed, fetch_list, scope, return_numpy, use_prune)
+        try:
+            if getattr(program, "places", ()):
+                at = scope if scope is not None else global_scope()
+                ranks = self._replicas_of(program)
+                return ranks.run(feed or {}, fetch_list, at, return_numpy, return_merged, use_prune)
+            return self._run_here(program, feed, fetch_list, scope, return_numpy, use_prune)
+        except MemoryError as problem:  # for feeds as arrays, or a copy of one
+            raise no_memory("a run", problem) from problem
 
     def _run_here(
         self, program: Any, feed: Any, fetch_list: Any, scope: Scope | None, return_numpy: bool, use_prune: bool
