@@ -48,16 +48,15 @@ class ScopeTensor(NotPickled):
             new = as_numpy(array)
         except NO_ARRAY as problem:
             raise NO_NUMBERS(f"value of {self._name} is {why_no_array(array, problem)}") from None
-        known = new.dtype.newbyteorder("=") in SHORT_NAMES
-        require(known, f"value of {self._name} is an array of {new.dtype}, which is no data type", NO_NUMBERS)
-        old = self._scope.arrays.get(self._name)
+        old, known = self._scope.arrays.get(self._name), new.dtype.newbyteorder("=") in SHORT_NAMES
         if old is None:  # of `scope.var`
+            require(known, f"value of {self._name} is an array of {new.dtype}, which is no data type", NO_NUMBERS)
             return self._scope.write(self._name, new)
         require(
             new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
         )
         with np.errstate(over="ignore"):
-            fits = new.dtype == old.dtype or np.can_cast(new.dtype, old.dtype, "same_kind")
+            fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
             typed = new.astype(old.dtype) if fits else new
         fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
         require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", MIXED_TYPES)

@@ -90,24 +90,23 @@ class Executor(NotPickled):
         use_prune   run only updates and what these and the fetched values depend on
         return_merged  of a program at several places: fetched values of all ranks joined along the first axis, or with
                     False a list of them for each
-        On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
-        gives CuPy arrays; on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`.
-        Fetched arrays are copies: a later run does not change them. The work is
-        in order with what else CuPy's current stream is given.
+        On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False gives CuPy arrays;
+        on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`. Fetched arrays are copies: a later run
+        does not change them. The work is in order with what else CuPy's current stream is given.
         """
         if program is None:
             program = _default_program(wanted=bool(feed or fetch_list))
+        scope = scope if scope is not None else global_scope()
         try:
             if getattr(program, "places", ()):
-                at = scope if scope is not None else global_scope()
                 ranks = self._replicas_of(program)
-                return ranks.run(feed or {}, fetch_list, at, return_numpy, return_merged, use_prune)
+                return ranks.run(feed or {}, fetch_list, scope, return_numpy, return_merged, use_prune)
             return self._run_here(program, feed, fetch_list, scope, return_numpy, use_prune)
         except MemoryError as problem:  # for feeds as arrays, or a copy of one
             raise no_memory("a run", problem) from problem
 
     def _run_here(
-        self, program: Any, feed: Any, fetch_list: Any, scope: Scope | None, return_numpy: bool, use_prune: bool
+        self, program: Any, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool, use_prune: bool
     ) -> list[Any]:
         """Run a program at this Executor's place."""
         if isinstance(feed, (list, tuple)):
@@ -119,7 +118,6 @@ class Executor(NotPickled):
         feed = {} if feed is None else feed
         if own.loaders:
             feed = loaded(own, feed)
-        scope = scope if scope is not None else global_scope()
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with scope.lock, self._lock, scope.turn.begin(), self._turn.begin():  # who holds the scope may run a program
