@@ -1,5 +1,7 @@
 """Programs for the codes MG-PROGRAM and MG-VERIFY."""
 
+import numpy as np
+
 import minigraph as mg
 from minigraph import nn, static
 from minigraph.compiler.validate import validate
@@ -61,6 +63,13 @@ mg.optimizer.Adam(0.1).minimize(loss)
 
 # MG-PROGRAM-012
 program = parse("program p\ndata x: f32[2,3]\nforward\n  y = tan(x)\n")
+
+# MG-PROGRAM-013
+x = static.data("x", [2, 3])
+y = static.default_main_program().global_block().create_var("y", [2, 3])
+exe = static.Executor()
+static.py_func(lambda value: exe.run(static.Program(), scope=static.Scope()), x, y)
+exe.run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[y])
 
 # MG-VERIFY-001
 y = mg.tanh(static.data("x", [2, 3]))

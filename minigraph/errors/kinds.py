@@ -222,6 +222,12 @@ TEXT = Kind(
     "The caret stands where reading stopped; docs/reading_a_program.md has the form.",
 )  # fmt: skip
 
+NESTED = Kind(
+    "MG-PROGRAM-013", ProgramError, "a call in the middle of a run, save or load of the same thread",
+    "A signal handler or a function of `py_func` runs, saves or loads where values are half changed.",
+    "Let the handler set a flag, and look at it between two runs. Inside of `py_func` take another Executor and Scope.",
+)  # fmt: skip
+
 # files
 
 STORAGE = Kind(
@@ -340,6 +346,13 @@ MEMORY = Kind(
     "Values that live at the same time take more than is free.",
     "A smaller batch, `recompute`, or `gradient_merge`; `compiled.memory_report()` says what takes most.",
 )  # fmt: skip
+
+
+def no_memory(what: str, problem: MemoryError) -> KernelError:
+    """The error for what Python or NumPy found no room for."""
+    return MEMORY(f"out of memory: no room for {what}" + (f" ({problem})" if str(problem) else ""))
+
+
 NAN = Kind(
     "MG-NAN-001", NonFiniteError, "an operator gave NaN or an infinity",
     "`FLAGS_check_nan_inf` is on, and a value left the range of its type, or had no result.",

@@ -42,7 +42,7 @@ def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
                 raise_unknown(f"variable of program {program.name}", name, program.vars, ProgramError)
             raise ProgramError(f"{name} is computed for training only", site=program.vars[name].site)
     writer = Writer(program.name, scope)
-    with scope.lock:  # weights of one step, also while another thread trains
+    with scope.lock, scope.turn.begin():  # weights of one step, also while another thread trains
         writer.operators(test.ops, fetches)
         for name in fetches:
             writer.output(test.vars[name])

@@ -40,20 +40,24 @@ class Averages:
 
     def restore(self, executor: Any = None) -> None:
         """The parameters are again what they were before `apply`, in the scope that was global then."""
-        _put(self._scope, self._before, "a restore of averages")
-        self._before = {}
+        with self._scope.lock, self._scope.turn.begin():
+            self._put_back()
 
     def _take(self) -> None:
         require(not self._before, "the averages are in place already", ORDER, "call restore first")
         self._scope = scope = global_scope()
-        with scope.lock:
+        with scope.lock, scope.turn.begin():
             values = self.means(scope)
             self._before = {name: scope.read(name) for name in self.averaged}
             try:
                 _put(scope, values, "averages in place of parameters")
             except BaseException:
-                self.restore()
+                self._put_back()
                 raise
+
+    def _put_back(self) -> None:
+        _put(self._scope, self._before, "a restore of averages")
+        self._before = {}
 
 
 def _put(scope: Scope, values: dict[str, np.ndarray], what: str) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from minigraph.errors.kinds import NESTED
 
 T = TypeVar("T")
 
@@ -65,6 +67,27 @@ class Guards(Generic[T]):
             if entry.thread != threading.get_ident() or entry not in entries:
                 entry.open = False  # it was entered elsewhere, where it ends for those who still see it
             self.entries.set(tuple(e for e in entries if e is not entry and e.open))
+
+
+class Turn:
+    """One thing at a time with what a lock guards, for the thread that holds the lock, too.
+
+    A signal handler, or a function of `py_func`, begins in the middle of what its own thread does, and would see or
+    change it half done: it is refused. `with lock, turn.begin():` is left by an interrupt at any instant.
+    """
+
+    def __init__(self, of: str) -> None:
+        self.of, self._taken = of, threading.Lock()
+
+    def begin(self) -> AbstractContextManager[Any]:
+        """What to enter; call it with the lock. Errors: ProgramError inside of another turn."""
+        if self._taken.locked():
+            raise NESTED(
+                f"this thread is in the middle of another run, save or load with the same {self.of}",
+                hint="a signal handler sets a flag, which the training looks at between two runs; a function of py_func"
+                " takes an Executor and a Scope of its own",
+            )  # fmt: skip
+        return self._taken
 
 
 class Setting(Generic[T]):

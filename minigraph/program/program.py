@@ -225,7 +225,7 @@ class Program(NotPickled):
             v.name for v in self.list_vars()
             if v.persistable and (mode == "all" or isinstance(v, Parameter) == (mode == "param"))
         ]  # fmt: skip
-        with scope.lock:
+        with scope.lock, scope.turn.begin():
             return {name: scope.state(name) for name in chosen if scope.has(name)}
 
     def set_state_dict(self, state_dict: Mapping[str, Any], scope: Scope | None = None) -> None:
@@ -235,7 +235,7 @@ class Program(NotPickled):
         """
         checked = _checked_state(self, state_dict)
         scope = scope if scope is not None else global_scope()
-        with scope.replacing(checked, "a set_state_dict"):
+        with scope.lock, scope.turn.begin(), scope.replacing(checked, "a set_state_dict"):
             for name, array in checked.items():
                 scope.take(name, array)
 

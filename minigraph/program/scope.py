@@ -11,10 +11,17 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minigraph.errors import MinigraphError, ProgramError, ShapeError, call_site, require, shortened
-from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, NOT_OFFERED, UNKNOWN_NAME
-from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
+from minigraph.errors.kinds import (
+    MIXED_TYPES,
+    NAME,
+    NO_NUMBERS,
+    NOT_OFFERED,
+    UNKNOWN_NAME,
+    no_memory,
+)
+from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, why_no_array
 
-from .context import Guards
+from .context import Guards, Turn
 from .copies import NotPickled
 
 FAULTS_KEPT = 16
@@ -41,14 +48,15 @@ class ScopeTensor(NotPickled):
             new = as_numpy(array)
         except NO_ARRAY as problem:
             raise NO_NUMBERS(f"value of {self._name} is {why_no_array(array, problem)}") from None
-        old = self._scope.arrays.get(self._name)
+        old, known = self._scope.arrays.get(self._name), new.dtype.newbyteorder("=") in SHORT_NAMES
         if old is None:  # of `scope.var`
+            require(known, f"value of {self._name} is an array of {new.dtype}, which is no data type", NO_NUMBERS)
             return self._scope.write(self._name, new)
         require(
             new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
         )
         with np.errstate(over="ignore"):
-            fits = new.dtype == old.dtype or np.can_cast(new.dtype, old.dtype, "same_kind")
+            fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
             typed = new.astype(old.dtype) if fits else new
         fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
         require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", MIXED_TYPES)
@@ -134,6 +142,7 @@ class Scope(NotPickled):
     faults   of plans that ran here without anybody waiting for them
     torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
     lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
+    turn     taken with the lock by a run, and by who reads or sets values that belong together
     """
 
     _instead = "program.state_dict(scope=scope) copies the values; static.save(program, path) writes them"
@@ -150,7 +159,7 @@ class Scope(NotPickled):
         self.torn: dict[str, str] = {}
         self.taken = 0  # changes of `arrays` by `take`
         self.separated = 0  # how many others there were when `separate` looked last
-        self.lock = threading.RLock()
+        self.lock, self.turn = threading.RLock(), Turn("Scope")
 
     @property
     def version(self) -> int:
@@ -319,6 +328,8 @@ def _copied(name: str, value: Any) -> np.ndarray:
         return in_one_piece(np.array(as_numpy(value), order="C"))
     except NO_ARRAY as problem:
         raise NO_NUMBERS(f"value of {name} is {why_no_array(value, problem)}") from None
+    except MemoryError as problem:
+        raise no_memory(f"a copy of {name}", problem) from problem
 
 
 def _is_kept(array: Any) -> bool:

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
-from minigraph.errors.kinds import UNKNOWN_FETCH
+from minigraph.errors.kinds import UNKNOWN_FETCH, no_memory
 from minigraph.kernels import host_memory
 from minigraph.kernels.groups import present
 from minigraph.program import Program, default_main_program
+from minigraph.program.context import Turn
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
@@ -48,7 +49,8 @@ WARNED_AFTER = 8  # plans of these that were made again
 class Executor(NotPickled):
     """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`.
 
-    Threads may share an executor or a scope: their runs come one after the other.
+    Threads may share an executor or a scope: their runs come one after the other. Inside of a run, as in a signal
+    handler, another one of the same executor or scope is refused.
     """
 
     _instead = "make another one with static.Executor(place)"
@@ -61,7 +63,7 @@ class Executor(NotPickled):
         self._latest: Latest | None = None
         self._gone: dict[Any, None] = {}  # programs with their fetches whose plans had to make room
         self._again = 0  # of these, how often one came again
-        self._lock = threading.RLock()  # plans own their buffers
+        self._lock, self._turn = threading.RLock(), Turn("Executor")  # plans own their buffers
         self._replicas: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
 
     def run(
@@ -88,20 +90,23 @@ class Executor(NotPickled):
         use_prune   run only updates and what these and the fetched values depend on
         return_merged  of a program at several places: fetched values of all ranks joined along the first axis, or with
                     False a list of them for each
-        On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
-        gives CuPy arrays; on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`.
-        Fetched arrays are copies: a later run does not change them. The work is
-        in order with what else CuPy's current stream is given.
+        On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False gives CuPy arrays;
+        on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`. Fetched arrays are copies: a later run
+        does not change them. The work is in order with what else CuPy's current stream is given.
         """
         if program is None:
             program = _default_program(feed or None, fetch_list)
-        if getattr(program, "places", ()):
-            at = scope if scope is not None else global_scope()
-            return self._replicas_of(program).run(feed or {}, fetch_list, at, return_numpy, return_merged, use_prune)
-        return self._run_here(program, feed, fetch_list, scope, return_numpy, use_prune)
+        scope = scope if scope is not None else global_scope()
+        try:
+            if getattr(program, "places", ()):
+                ranks = self._replicas_of(program)
+                return ranks.run(feed or {}, fetch_list, scope, return_numpy, return_merged, use_prune)
+            return self._run_here(program, feed, fetch_list, scope, return_numpy, use_prune)
+        except MemoryError as problem:  # for feeds as arrays, or a copy of one
+            raise no_memory("a run", problem) from problem
 
     def _run_here(
-        self, program: Any, feed: Any, fetch_list: Any, scope: Scope | None, return_numpy: bool, use_prune: bool
+        self, program: Any, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool, use_prune: bool
     ) -> list[Any]:
         """Run a program at this Executor's place."""
         if isinstance(feed, (list, tuple)):
@@ -113,10 +118,9 @@ class Executor(NotPickled):
         feed = {} if feed is None else feed
         if own.loaders:
             feed = loaded(own, feed)
-        scope = scope if scope is not None else global_scope()
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
-        with scope.lock, self._lock:  # in this order: who holds the scope may run a program
+        with scope.lock, self._lock, scope.turn.begin(), self._turn.begin():  # who holds the scope may run a program
             latest = self._latest
             known = latest is not None and latest.serves(program, fetches, prune, scope)
             ready = latest.plan_for(feed) if latest is not None and known else None

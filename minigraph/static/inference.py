@@ -169,7 +169,7 @@ def _weights(model: Program, scope: Scope) -> dict[str, np.ndarray]:
         if not scope.has(v.name):
             raise UninitializedError(f"{v} has no value in the scope", hint="run the startup program first")
         require(v.name != PROGRAM, f"a variable of a model cannot be called {PROGRAM}", NAME)
-    with scope.lock:
+    with scope.lock, scope.turn.begin():
         return {v.name: scope.read(v.name) for v in kept}
 
 

@@ -62,7 +62,7 @@ def save_vars(
     executor   says nothing here
     """
     files, scope = _files(dirname, main_program, vars, predicate, filename), global_scope()
-    with scope.lock:
+    with scope.lock, scope.turn.begin():
         values = [{v.name: scope.read(v.name) for v in chosen} for _, chosen in files]
     for (path, _), arrays in zip(files, values, strict=True):
         write_object(arrays, path)
@@ -116,7 +116,7 @@ def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -
     _values(program, scope, copy=False)
 
     def state_of(token: str) -> State:
-        with scope.lock:
+        with scope.lock, scope.turn.begin():
             parameters, others = _values(program, scope)
             training = training_state(program, scope)
         files = {PARAMS: packed(parameters, token), MODEL: Packed(program.to_string().encode(), {})}
@@ -155,7 +155,7 @@ def load(
         training = checkpoint.training if wanted is None and _goes_on(checkpoint, others) else {}
     if training:
         check_training(program, training, shown(plain(path, MANIFEST)))
-    with scope.replacing(state, f"a load of {shown(path)}"):
+    with scope.lock, scope.turn.begin(), scope.replacing(state, f"a load of {shown(path)}"):
         if training:
             resume_training(program, scope, training)
         for name, array in state.items():

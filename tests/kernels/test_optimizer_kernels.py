@@ -236,13 +236,21 @@ def flattened(results):
     return [a for call in results for column in tuple_of(call) for a in column]
 
 
-def test_machine_code_without_a_folder_for_it(compiled, monkeypatch):
+@pytest.mark.parametrize(
+    "problem",
+    [
+        RuntimeError("cannot cache function: no locator available"), OSError(28, "No space left on device"),
+        EOFError("Ran out of input"),
+    ],
+    ids=["no folder", "full disk", "half a file"],
+)  # fmt: skip
+def test_machine_code_without_a_folder_for_it(compiled, monkeypatch, problem):
     def twice(g, p):
         for i in elements(g):
             p[i] = g[i] + g[i]
 
     def fail(*args, **kwargs):
-        raise RuntimeError("cannot cache function: no locator available")
+        raise problem
 
     for name in ("njit", "cfunc"):
         make = getattr(compiled, name)

@@ -375,3 +375,23 @@ def test_an_interrupt_at_a_barrier_leaves_its_lock_free(monkeypatch):
     meeting.wait(1, "here")  # where rank 0 has come
     with pytest.raises(RankError, match="rank 0 failed"):
         meeting.wait(1, "there")
+
+
+def test_who_holds_a_scope_may_run_at_several_places_in_it():
+    """As with one Executor, tests/program/test_threads.py: the lock of the Scope comes first."""
+    main, startup, loss = net()
+    exe, scope = started(startup)
+    program = parallel(main, loss, 2)
+    exe.run(program, feed=batch(0, 4), scope=scope)
+    lock, came = exe._replicas[program].lock, threading.Event()
+    with scope.lock:
+        other = threading.Thread(target=lambda: (came.set(), exe.run(program, feed=batch(1, 4), scope=scope)))
+        other.start()
+        came.wait(60)
+        other.join(0.3)
+        free = lock.acquire(blocking=False)
+        if free:
+            exe.run(program, feed=batch(2, 4), scope=scope)
+            lock.release()
+    other.join()
+    assert free

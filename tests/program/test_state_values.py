@@ -9,7 +9,7 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import AttrError, MinigraphError, ProgramError
+from minigraph.errors import AttrError, DTypeError, KernelError, MinigraphError, ProgramError
 
 
 def test_set_writes_to_the_scope_it_came_from():
@@ -28,6 +28,56 @@ def test_set_writes_to_the_scope_it_came_from():
     for other in (value * 2, pickle.loads(pickle.dumps(value))):
         with pytest.raises(ProgramError, match="stands in no scope"):
             other.set([1, 2])
+
+
+@pytest.mark.parametrize("value", [np.zeros(2, "V2"), np.zeros(2, "complex64"), ["a", "b"], [None, 1]])
+@pytest.mark.parametrize("there", [False, True])
+def test_set_takes_numbers_of_known_types(value, there):
+    scope = static.Scope()
+    if there:
+        scope.write("w", np.ones(2, "float32"))
+    with pytest.raises(DTypeError, match=r"w is .*(no data type|no array|cannot hold)"):
+        scope.var("w").get_tensor().set(value)
+    assert scope.has("w") == there and (not there or scope.read("w").tolist() == [1, 1])
+
+
+def test_no_room_for_a_copy_or_a_feed_is_a_clear_error(monkeypatch):
+    w = mg.create_parameter([2], "float32", name="w")
+    loss = mg.sum(w * static.data("x", [2]))
+    main, scope, exe = static.default_main_program(), static.Scope(), static.Executor()
+    exe.run(static.default_startup_program(), scope=scope)
+
+    def full(*_):
+        raise MemoryError("Unable to allocate 8 bytes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("minigraph.program.scope.as_numpy", full)
+        for call in (lambda: main.state_dict(scope=scope), lambda: scope.write("w", np.zeros(2))):
+            with pytest.raises(KernelError, match=r"no room for a copy of w \(Unable to allocate 8 bytes\)"):
+                call()
+    with monkeypatch.context() as patched:
+        patched.setattr("minigraph.runtime.feeds.as_numpy", full)
+        with pytest.raises(KernelError, match=r"Executor.run: out of memory: no room for a run"):
+            exe.run(main, {"x": [1, 2]}, [loss], scope=scope)
+    assert exe.run(main, {"x": np.zeros(2, "float32")}, [loss], scope=scope)[0] == 0
+
+
+def test_no_room_for_a_tensor_of_a_file_is_a_clear_error(monkeypatch, tmp_path):
+    mg.save({"w": np.zeros((2, 3))}, tmp_path / "w")
+
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("minigraph.runtime.checkpoint.tensors.np.empty", full)
+    with pytest.raises(KernelError, match="load: out of memory: no room for w\n"):
+        mg.load(tmp_path / "w")
+
+
+def test_a_path_that_the_system_cannot_have_is_refused(tmp_path):
+    path = f"{tmp_path}/a\ud800b"
+    for call in (lambda: mg.save({"a": np.ones(2)}, path), lambda: mg.load(path)):
+        with pytest.raises(ProgramError, match="names no file"):
+            call()
 
 
 def test_a_scope_has_no_scopes_inside():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import linecache
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +220,7 @@ def test_a_run_that_cannot_hand_over_its_results_is_done(monkeypatch: pytest.Mon
         net.run()
     with monkeypatch.context() as patched:
         without_room(patched, failing.loss.name)
-        with pytest.raises((MemoryError, OutOfMemoryError)):
+        with pytest.raises(KernelError, match=r"out of memory|no room"):
             failing.run()
     whole.run()
     for _ in range(2):
@@ -296,8 +298,17 @@ def test_what_is_given_to_a_scope_stays_the_givers():
     assert (scope.read("w") == 1).all()
 
 
-@pytest.mark.parametrize("view", [False, True])
-def test_a_state_that_is_fed_is_what_it_was_before_the_run(view: bool):
+SEEN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "itself": lambda own: own,
+    "view": lambda own: own[::-1],
+    "buffer": lambda own: np.asarray(memoryview(own)),
+    "part of a buffer": lambda own: np.frombuffer(own.data, own.dtype)[::-1],
+    "dlpack": np.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_a_state_that_is_fed_is_what_it_was_before_the_run(seen: str):
     main, scope, exe = static.Program(), static.Scope(), static.Executor()
     with static.program_guard(main, static.Program()):
         w, x = mg.create_parameter([4], "float32", name="w"), static.data("x", [4])
@@ -306,7 +317,7 @@ def test_a_state_that_is_fed_is_what_it_was_before_the_run(view: bool):
         if v.persistable:
             scope.write(v.name, np.ones(v.shape, v.dtype))
     for value in (1.0, 0.0, -1.0):
-        fed = scope.arrays["w"][::-1] if view else scope.arrays["w"]
+        fed = SEEN[seen](scope.arrays["w"])
         assert exe.run(main, {"x": fed}, [x], scope=scope)[0].tolist() == [value] * 4
 
 
@@ -373,18 +384,22 @@ def test_an_interrupt_while_a_state_is_put_back_leaves_no_mixture(how: str, tmp_
     net.run()
     old = net.state()
     now = net.main.state_dict(scope=net.scope)
-    ends = set()
+    ends, seen = set(), set[tuple[Any, str]]()
     for stop in itertools.count():
         for name, array in now.items():
             net.scope.write(name, array)
         net.scope.steps[net.main.origin] = runs + 1
         left = stop
+        seen.clear()
 
         def trace(frame: Any, event: str, arg: Any) -> Any:
             nonlocal left
             if "minigraph/program/scope.py" not in frame.f_code.co_filename and frame.f_code.co_name != "load":
                 return trace if frame.f_code.co_name in ("load", "set_state_dict", "resume_training") else None
-            left -= event == "line"
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            left_with = line.strip().startswith("with ") and (frame, line) in seen  # no signal can come there
+            seen.add((frame, line))
+            left -= event == "line" and not left_with
             if left < 0:
                 raise KeyboardInterrupt
             return trace

@@ -51,12 +51,13 @@ def checked_path(model_path: Any) -> str:
     path = os.fsdecode(os.fspath(model_path))
     for kind in KINDS:
         path = path.removesuffix(f".{kind}")
-    if not os.path.basename(path) or "\0" in path or not _can_be_encoded(path):
+    if not os.path.basename(path) or "\0" in path or not can_be_encoded(path):
         raise STORAGE(f"{model_path!r} names no file")
     return path
 
 
-def _can_be_encoded(path: str) -> bool:
+def can_be_encoded(path: str) -> bool:
+    """Whether the system can have a file of this name."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:  # half of a surrogate pair

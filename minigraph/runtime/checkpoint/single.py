@@ -14,7 +14,7 @@ from minigraph.errors import ProgramError, require
 from minigraph.errors.kinds import STORAGE
 
 from . import storage
-from .paths import shown
+from .paths import can_be_encoded, shown
 from .tensors import read
 
 
@@ -22,7 +22,7 @@ def file_path(path: Any) -> str:
     """A path of a file; an error for what cannot be one."""
     require(isinstance(path, (str, os.PathLike)), f"path must be a path, is {path!r}", ProgramError)
     name = os.fsdecode(os.fspath(path))
-    if not os.path.basename(name) or "\0" in name:
+    if not os.path.basename(name) or "\0" in name or not can_be_encoded(name):
         raise STORAGE(f"{shown(name)!r} names no file")
     if storage.is_folder(name):
         raise STORAGE(f"{shown(name)} is a folder")

@@ -10,15 +10,18 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from minigraph.errors import ProgramError
-from minigraph.errors.kinds import STORAGE
+from minigraph.errors.kinds import NESTED, STORAGE
 
 from .paths import shown
 
 PIECE = 64 << 20  # bytes of one call: an interrupt is seen between two
+
+_holders: dict[tuple[int, int], int] = {}  # device and number of a lock's file -> the thread that has it
 
 
 def problem_with(action: str, path: str, problem: OSError) -> ProgramError:
@@ -130,9 +133,12 @@ def locked(path: str) -> Iterator[None]:
     The file is there while somebody holds the lock; one that a crash left is taken over.
     """
     descriptor = _lock(path)
+    file = _identity(descriptor)
     try:
+        _holders[file] = threading.get_ident()
         yield
     finally:
+        _holders.pop(file, None)
         try:
             remove(path)
         except OSError:
@@ -149,13 +155,31 @@ def _lock(path: str) -> int:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait_for(descriptor, path)
             if _is_still(path, descriptor):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # the one who had it removed it: the next one is another file
+
+
+def _wait_for(descriptor: int, path: str) -> None:
+    """Take the lock of an open file; who has it already, around the signal handler that asks, would wait for ever."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if _holders.get(_identity(descriptor)) == threading.get_ident():
+            raise NESTED(
+                f"this thread is in the middle of another save that holds {shown(path)}",
+                hint="a signal handler sets a flag, which the training looks at between two runs",
+            ) from None
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _is_still(path: str, descriptor: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError
-from minigraph.errors.kinds import DAMAGED, NAME, NO_NUMBERS
+from minigraph.errors.kinds import DAMAGED, NAME, NO_NUMBERS, no_memory
 from minigraph.kernels.parallel import for_each
 
 from . import storage
@@ -88,7 +88,7 @@ def read(path: str, descriptor: int, record: Mapping[str, Any] | None) -> tuple[
         _check_head(path, descriptor, size, record)
     try:
         layout = _layout(descriptor, size)
-        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in layout.tensors.items()}
+        arrays = _rooms(layout)
     except ValueError as problem:
         why = foreign(_content(descriptor, 0, min(PREFIX, size)))
         raise DAMAGED(f"{shown(path)} is {why[0]}" if why else f"{shown(path)} is no file of weights: {problem}",
@@ -112,9 +112,20 @@ def unpacked(content: bytes, what: str) -> dict[str, np.ndarray]:
         why = foreign(content[:PREFIX])
         raise DAMAGED(f"{what} are {why[0]}" if why else f"{what} are no weights: {problem}",
                            hint=why[1] if why else None) from None  # fmt: skip
-    arrays = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in layout.tensors.items()}
+    arrays = _rooms(layout)
     for name, (_, _, at) in layout.tensors.items():
         _bytes_of(arrays[name])[:] = view[at : at + arrays[name].nbytes]
+    return arrays
+
+
+def _rooms(layout: FileLayout) -> dict[str, np.ndarray]:
+    """An array for each tensor, with undefined content."""
+    arrays = {}
+    for name, (dtype, shape, _) in layout.tensors.items():
+        try:
+            arrays[name] = np.empty(shape, dtype)
+        except MemoryError as problem:
+            raise no_memory(name, problem) from problem
     return arrays
 
 

@@ -62,11 +62,16 @@ class ScopeFacts:
     steady: bool = False
 
     def __post_init__(self) -> None:
-        self.owners = frozenset(id(_owner(array)) for array in self.env if array is not None)
+        self.arrays = [array for array in self.env if array is not None]
+        self.owners = frozenset(id(_owner(array)) for array in self.arrays)
 
     def fed(self, array: np.ndarray) -> np.ndarray:
         """A feed; a copy of one that shows an array of the Scope, which a step may write over."""
-        return array.copy() if id(_owner(array)) in self.owners else array
+        owner = _owner(array)
+        if type(owner) is np.ndarray and owner.base is None:
+            return array.copy() if id(owner) in self.owners else array
+        # a buffer, or what came through DLPack: nobody says whose it is
+        return array.copy() if any(np.may_share_memory(array, own) for own in self.arrays) else array
 
 
 class Plan:

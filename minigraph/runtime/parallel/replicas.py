@@ -20,6 +20,7 @@ import numpy as np
 from minigraph.errors import FeedError, MinigraphError, require
 from minigraph.kernels.groups import acting
 from minigraph.program import Program, Variable
+from minigraph.program.context import Turn
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
 from minigraph.runtime.seeds import resume_seed, seed_of
@@ -57,7 +58,7 @@ class Replicas:
         self.of_rank, self.executors, self.size = OfRank(compiled), executors, len(executors)
         self._meet()
         self.pool = ThreadPoolExecutor(self.size - 1, "minigraph rank") if self.size > 1 else None
-        self.lock = threading.Lock()
+        self.lock, self.turn = threading.RLock(), Turn("Executor")
 
     def _meet(self) -> None:
         self.meeting = Meeting(self.size)
@@ -67,7 +68,7 @@ class Replicas:
         self, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool, merged: bool, prune: bool
     ) -> list[Any]:
         """As Executor.run; a list of feeds has one for each rank, `merged` joins what the ranks fetch."""
-        with self.lock, scope.lock:  # ranks of two runs must not wait for each other's
+        with scope.lock, self.lock, self.turn.begin():  # ranks of two runs must not wait for each other's
             return self._run(cut_feed(feed, self.size), fetch_list, scope, return_numpy, merged, prune)
 
     def _run(

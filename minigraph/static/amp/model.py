@@ -56,7 +56,7 @@ def cast_parameters_to_fp16(
     master_weights         which is this variable
     """
     half, scope = check_half(dest_type), scope if scope is not None else global_scope()
-    with scope.lock:
+    with scope.lock, scope.turn.begin():
         for p in program.all_parameters():
             chosen = p.dtype == half if to_fp16_var_names is None else p.name in to_fp16_var_names
             if not chosen or not scope.has(p.name):
