@@ -88,8 +88,7 @@ class Executor(NotPickled):
                     entry, or a list of its updates, prunes: of all updates only these run
         scope       where persistables live; the global scope for None
         use_prune   run only updates and what these and the fetched values depend on
-        return_merged  of a program at several places: fetched values of all ranks joined along the first axis, or with
-                    False a list of them for each
+        return_merged  of several places: values of all ranks joined along the first axis, or a list of them for each
         On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False gives CuPy arrays;
         on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`. Fetched arrays are copies: a later run
         does not change them. The work is in order with what else CuPy's current stream is given.
