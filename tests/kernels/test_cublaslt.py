@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 
+from minigraph.kernels.cuda.device.tiles import SMALL
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Choice, Gemm
@@ -62,8 +63,9 @@ class Library:
 
     MatmulDescAttribute, MatrixLayoutAttribute, MatmulPreferenceAttribute = Desc, Layout, Preference
     Epilogue = Epilogue
-    MatmulTile = enum.IntEnum("MatmulTile", {"TILE_128x256": 23, "TILE_128x160": 29})
-    MatmulAlgoConfigAttribute = enum.IntEnum("MatmulAlgoConfigAttribute", {"TILE_ID": 1})
+    MatmulTile = enum.IntEnum("MatmulTile", [f"TILE_{tile}" for tile in ("128x256", *SMALL)])
+    ClusterShape = enum.IntEnum("ClusterShape", {"SHAPE_1x1x1": 1, "SHAPE_2x1x1": 2})
+    MatmulAlgoConfigAttribute = enum.IntEnum("Config", {"TILE_ID": 1, "SPLITK_NUM": 2, "CLUSTER_SHAPE_ID": 13})
     ReductionScheme = enum.IntEnum("ReductionScheme", {"COMPUTE_TYPE": 2})
     cuBLASLtError = type("cuBLASLtError", (Exception,), {})
 
@@ -71,7 +73,7 @@ class Library:
         self.objects, self.calls = {}, []
         self.algorithms = {None: [b"first"]}  # names by the largest workspace that they are proposed for
         self.valid, self.needed = {b"first"}, 0
-        self.overlapping, self.rounds = set(), 0.0  # names of what has tiles of 128 x 160; how often all fill the GPU
+        self.cuts = {}  # (tile, parts, waves, cluster) by name
         self.workspaces = {}  # bytes by name; an algorithm is proposed where it has so much room
 
     def _new(self, **facts):
@@ -104,7 +106,7 @@ class Library:
         for i, name in enumerate(names):
             ctypes.memmove(results + 96 * i, name.ljust(64, b"."), 64)
             ctypes.memmove(results + 96 * i + 64, np.array([self.workspaces.get(name, 0)], np.uint64).ctypes.data, 8)
-            ctypes.memmove(results + 96 * i + 76, np.array([self.rounds], np.float32).ctypes.data, 4)
+            ctypes.memmove(results + 96 * i + 76, np.array([self.cut(name)[2]], np.float32).ctypes.data, 4)
         ctypes.memmove(found, np.array([len(names)], np.int32).ctypes.data, 4)
 
     def matmul_algo_check(self, handle, desc, a, b, c, d, algorithm, result):
@@ -112,10 +114,14 @@ class Library:
             raise self.cuBLASLtError
         ctypes.memmove(result + 64, np.array([self.needed], np.uint64).ctypes.data, 8)
 
+    def cut(self, name):
+        return self.cuts.get(name, ("128x256", 1, 0.0, "2x1x1"))
+
     def matmul_algo_config_get_attribute(self, algorithm, attribute, value, nbytes, written):
-        assert (attribute, nbytes) == (1, 4)
-        tile = 29 if ctypes.string_at(algorithm, 64).rstrip(b".") in self.overlapping else 23
-        ctypes.memmove(value, np.array([tile], np.uint32).ctypes.data, nbytes)
+        tile, parts, _, cluster = self.cut(ctypes.string_at(algorithm, 64).rstrip(b"."))
+        known = {1: self.MatmulTile[f"TILE_{tile}"], 2: parts, 13: self.ClusterShape[f"SHAPE_{cluster}"]}
+        dtype = np.uint16 if attribute == 13 else np.uint32
+        ctypes.memmove(value, np.array([known[attribute]], dtype).ctypes.data, nbytes)
 
     def matmul_preference_destroy(self, handle):
         pass
@@ -218,24 +224,19 @@ def test_the_first_choice_of_the_library_runs_unless_another_is_chosen(library):
 
 
 @pytest.mark.parametrize(
-    ("k", "dtype", "result", "rounds", "better"),
-    [(2048, bfloat16, float32, 8.0, True), (4096, bfloat16, float32, 9.8, True), (2048, float16, float16, 8.0, True),
-     (2048, bfloat16, float32, 3.0, False),  # there is hardly a next tile
-     (2048, bfloat16, float32, 6.1, False),  # the last round is empty
-     (8192, float16, float16, 8.0, False), (2048, float32, float32, 8.0, False)],
+    ("dtype", "epilogue", "cluster", "better"),
+    [(bfloat16, "DEFAULT", "2x1x1", True), (float16, "BIAS", "2x1x1", True), (float16, "RELU_BIAS", "2x1x1", True),
+     (float32, "DEFAULT", "2x1x1", False), (bfloat16, "RELU_AUX_BIAS", "2x1x1", False),
+     (bfloat16, "DEFAULT", "1x1x1", False)],
 )  # fmt: skip
-def test_results_of_short_sums_are_written_while_others_are_computed(library, k, dtype, result, rounds, better):
-    library.algorithms, library.overlapping = {None: [b"first", b"second", b"overlapping"]}, {b"overlapping"}
-    library.rounds, call = rounds, gemm(64, 64, k, dtype)
-    call.c = operand(64 * 64, dtype=result, ptr=3 << 20)
-    names = [named(b"overlapping"), named(b"first"), named(b"second")]
-    plan = plan_of(call)
-    assert plan.candidates == (names if better else [*names[1:], names[0]])
+def test_small_tiles_come_first_where_sums_are_short(library, dtype, epilogue, cluster, better):
+    library.algorithms = {None: [b"first", b"second", b"small"]}
+    library.cuts = {b"first": ("128x256", 1, 4.0, "2x1x1"), b"small": ("128x128", 1, 8.0, cluster)}
+    names = [named(b"first"), named(b"second"), named(b"small")]
+    plan = plan_of(gemm(64, 64, 768, dtype, epilogue=epilogue))
+    assert plan.candidates == ([names[2], *names[:2]] if better else names)
     assert plan.algorithm == plan.candidates[0]
-    call.epilogue = "BIAS"
-    assert plan_of(call).algorithm == named(b"first")
-    call.epilogue, library.overlapping = "DEFAULT", set()
-    assert plan_of(call).algorithm == named(b"first")
+    assert plan_of(gemm(64, 64, 8192, dtype, epilogue=epilogue)).candidates == names
 
 
 @pytest.mark.parametrize(

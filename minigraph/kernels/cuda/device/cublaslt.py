@@ -7,7 +7,8 @@ epilogue exists and a bias along our columns is the library's bias along rows.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,18 @@ from minigraph.kernels.cuda.record.call import Unsupported
 from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.types import bfloat16, float16, float32, float64
 
+from .tiles import SMALL, Candidate, preferred
+
 CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
 ALGORITHMS = 8  # candidates asked from the library's heuristic
 RESULT = np.dtype([("algorithm", "V64"), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("reserved", "i4", 4)])
-WRITING = 40  # terms of a sum that take as long as writing a byte of it
-ROUNDS, GAIN = 4, 1.01  # of tiles over a GPU from which tiles that overlap are asked for, and what they must promise
+PLAIN = {"DEFAULT", "BIAS", "RELU_BIAS"}  # epilogues that write one result
 
 _DESC = lt.MatmulDescAttribute
 _LAYOUT = lt.MatrixLayoutAttribute
 _PREFERENCE = lt.MatmulPreferenceAttribute
+_CONFIG = lt.MatmulAlgoConfigAttribute
+_TILES = {int(lt.MatmulTile[f"TILE_{name}"]): name for name in SMALL}
 _desc_types = {a: np.dtype(lt.get_matmul_desc_attribute_dtype(a)) for a in _DESC}
 
 
@@ -152,20 +156,16 @@ class LtPlan:
             offered.setdefault(one["algorithm"].tobytes(), one)
         if not offered:
             raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
-        better = next((a for a, one in offered.items() if self._overlaps(a, float(one["waves"]))), None)
+        better = self._preferred(offered)
         return {a: int(offered[a]["workspace"]) for a in sorted(offered, key=lambda a: a != better)}
 
-    def _overlaps(self, algorithm: bytes, rounds: float) -> bool:
-        """Whether an algorithm has tiles of 128 x 160, and they promise more than those that the heuristic puts first.
-
-        Two of them fit into registers: one is written while the next one is multiplied, which pays for short sums. They
-        lose what is idle in the last of their `rounds`.
-        """
-        call = self.call
-        if call.a.dtype not in (float16, bfloat16) or call.epilogue != "DEFAULT" or rounds < ROUNDS:
-            return False
-        promised = (1 + WRITING * call.c.dtype.itemsize / call.k) * rounds / math.ceil(rounds)
-        return promised > GAIN and _tile(algorithm) == lt.MatmulTile.TILE_128x160
+    def _preferred(self, offered: Mapping[bytes, Any]) -> bytes:
+        """The algorithm that runs first, see tiles.py."""
+        forms, call = list(offered), self.call
+        if call.a.dtype not in (float16, bfloat16) or call.epilogue not in PLAIN:
+            return forms[0]
+        candidates = [Candidate(*_cut(form), float(one["waves"])) for form, one in offered.items()]
+        return forms[preferred(candidates, call.k, call.c.dtype.itemsize)]
 
     def _heuristic(self, workspace: int) -> list[Any]:
         results, count = np.zeros(ALGORITHMS, RESULT), np.zeros(1, np.int32)
@@ -203,10 +203,18 @@ class LtPlan:
         lt.matmul_desc_destroy(self.desc)
 
 
-def _tile(algorithm: bytes) -> int:
-    """The library's number for an algorithm's tile."""
-    form, tile, written = np.frombuffer(algorithm, np.uint8).copy(), np.zeros(1, np.uint32), np.zeros(1, np.uint64)
-    lt.matmul_algo_config_get_attribute(
-        form.ctypes.data, lt.MatmulAlgoConfigAttribute.TILE_ID, tile.ctypes.data, tile.nbytes, written.ctypes.data
-    )
-    return int(tile[0])
+@lru_cache(4096)
+def _cut(algorithm: bytes) -> tuple[str, int]:
+    """Tile and parts of an algorithm; no tile where it is none for Hopper, whose kernels come in clusters."""
+    form, written = np.frombuffer(algorithm, np.uint8).copy(), np.zeros(1, np.uint64)
+
+    def asked(attribute: Any, dtype: type) -> int:
+        value = np.zeros(1, dtype)
+        lt.matmul_algo_config_get_attribute(
+            form.ctypes.data, attribute, value.ctypes.data, value.nbytes, written.ctypes.data
+        )
+        return int(value[0])
+
+    alone = asked(_CONFIG.CLUSTER_SHAPE_ID, np.uint16) <= lt.ClusterShape.SHAPE_1x1x1
+    tile = "" if alone else _TILES.get(asked(_CONFIG.TILE_ID, np.uint32), "")
+    return tile, max(1, asked(_CONFIG.SPLITK_NUM, np.uint32))
