@@ -99,7 +99,7 @@ class Minigraph(StepArm):
         self.exe.run(startup, scope=self.scope)
         for p, value in zip(parameters, row.parameters(), strict=True):
             assert p.shape == value.shape, (p, value.shape)
-            self.scope.write(p.name, value.astype(dtype))
+            self.scope.write(p.name, value.astype(dtype, copy=False))
         if row.amp:  # these are the first values of the float32 copies, too
             optimizer.amp_init(mg.CUDAPlace(0), self.scope, rewrite_master_weight=True)
         self.program = main

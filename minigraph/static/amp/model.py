@@ -63,10 +63,10 @@ def cast_parameters_to_fp16(
                 continue
             value = scope.read(p.name)
             if rewrite_master_weight and master_weights and p.name in master_weights:
-                scope.write(master_weights[p.name].name, value.astype(float32))
+                scope.take(master_weights[p.name].name, value.astype(float32))
             if value.dtype != half:
                 with np.errstate(over="ignore"):
-                    scope.write(p.name, value.astype(half))
+                    scope.take(p.name, value.astype(half))
 
 
 def check_level(level: Any) -> str:
