@@ -9,14 +9,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minigraph.errors import KernelError, require
+from minigraph.errors import KernelError, ProgramError, require
 from minigraph.kernels.cuda.record.compile import compile_all, ptx_of, ship
+from minigraph.opdef import get_op
 from minigraph.program import Operator, Program
 from minigraph.program.text.dot_text import quoted
 from minigraph.types import TensorType
@@ -93,7 +95,9 @@ class KernelList(tuple[Kernel, ...]):
         return "\n".join([*lines, f"{len(self)} calls, {nbytes:.3f} MB of arrays"])
 
     def of(self, *types: str) -> KernelList:
-        """The calls of operators of these types."""
+        """The calls of operators of these types, each of which must exist."""
+        for type in types:
+            get_op(type)
         return KernelList(k for k in self if k.op is not None and k.op.type in types)
 
     def compile(self, folder: str | Path | None = None) -> int:
@@ -102,6 +106,8 @@ class KernelList(tuple[Kernel, ...]):
         They stay on this machine's disk, where runs look for them. In `folder` they can be taken elsewhere: runs look
         into a package of the name minigraph_kernels, too. A KernelError says why nothing could be written.
         """
+        known = folder is None or isinstance(folder, (str, os.PathLike))
+        require(known, f"folder must be a path, is {folder!r}", ProgramError)
         found = dict.fromkeys((k.arch, source) for k in self for source in (k.source, *k.others) if source)
         for arch in dict.fromkeys(arch for arch, _ in found):
             sources = [source for at, source in found if at == arch]

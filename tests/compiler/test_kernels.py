@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph.errors import FeedError, KernelError, PlaceError
+from minigraph.errors import FeedError, KernelError, PlaceError, ProgramError
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.runtime.cuda.inspect.kernels import listed
@@ -113,7 +113,9 @@ def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
     assert '  "parameter linear_0.w_0" [shape=ellipse, fillcolor="#dddddd", label="linear_0.w_0\\nf32[8,3]"];' in lines
     owners = {op.inputs["Param"][0].name: f"call{i}" for i, op in enumerate(k.op for k in updates)}
     assert all(f'  "parameter {name}" -> {call};' in lines for name, call in owners.items())
-    assert kernels.of("no such operator").to_dot().count("shape=") == 0
+    assert kernels.of("adam").to_dot().count("shape=") == 0
+    with pytest.raises(ProgramError, match=r"operator type 'sgdd' does not exist[^?]*did you mean 'sgd'"):
+        kernels.of("sgdd")
 
 
 def test_kernels_for_a_gpu_that_is_not_there(mlp):
@@ -134,3 +136,5 @@ def test_kernels_are_compiled_into_a_folder(mlp, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(KernelError, match=r"no kernels could be written to .*file: "):
         kernels.compile(tmp_path / "file")
+    with pytest.raises(ProgramError, match="folder must be a path, is 3"):
+        kernels.compile(3)

@@ -160,7 +160,8 @@ def test_nan_passes_through_relu():
         (((3,), (3, 4), (4,)), {}, "X must have rank 2 or more"),
         (((2, 3), (3, 4), (2, 4)), {}, r"Bias must be \[N\] or \[1, N\]"),
         (((2, 3), (3, 4), ()), {}, r"Bias must be \[N\] or \[1, N\]"),
-        (((2, 3, 4), (4, 4), (4,)), {"trans_x": True}, "inner sizes differ: X axis -2 is 2"),
+        (((2, 3, 4), (4, 4), (4,)), {"trans_x": True}, "inner sizes differ: X axis 0 is 2, Y axis 0 is 4"),
+        (((2, 3, 4), (4, 3), (4,)), {"trans_x": True, "trans_y": True}, "X axis 0 is 2, Y axis 1 is 3"),
         (((2, 3), (3, 4), (4,)), {"activation": "tanh"}, "is not none, relu or gelu"),
     ],
 )
