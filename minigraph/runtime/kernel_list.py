@@ -9,14 +9,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minigraph.errors import KernelError, ProgramError, require
+from minigraph.errors import KernelError, ProgramError, require, require_path
 from minigraph.kernels.cuda.record.compile import compile_all, ptx_of, ship
 from minigraph.opdef import get_op
 from minigraph.program import Operator, Program
@@ -97,6 +96,7 @@ class KernelList(tuple[Kernel, ...]):
     def of(self, *types: str) -> KernelList:
         """The calls of operators of these types, each of which must exist."""
         for type in types:
+            require(isinstance(type, str), f"the type of an operator is a str, not {type!r}", ProgramError)
             get_op(type)
         return KernelList(k for k in self if k.op is not None and k.op.type in types)
 
@@ -106,8 +106,8 @@ class KernelList(tuple[Kernel, ...]):
         They stay on this machine's disk, where runs look for them. In `folder` they can be taken elsewhere: runs look
         into a package of the name minigraph_kernels, too. A KernelError says why nothing could be written.
         """
-        known = folder is None or isinstance(folder, (str, os.PathLike))
-        require(known, f"folder must be a path, is {folder!r}", ProgramError)
+        if folder is not None:
+            require_path(folder, "folder")
         found = dict.fromkeys((k.arch, source) for k in self for source in (k.source, *k.others) if source)
         for arch in dict.fromkeys(arch for arch, _ in found):
             sources = [source for at, source in found if at == arch]

@@ -116,6 +116,8 @@ def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
     assert kernels.of("adam").to_dot().count("shape=") == 0
     with pytest.raises(ProgramError, match=r"operator type 'sgdd' does not exist[^?]*did you mean 'sgd'"):
         kernels.of("sgdd")
+    with pytest.raises(ProgramError, match=r"the type of an operator is a str, not \['sgd'\]"):
+        kernels.of(["sgd"])
 
 
 def test_kernels_for_a_gpu_that_is_not_there(mlp):
