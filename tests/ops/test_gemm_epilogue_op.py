@@ -171,6 +171,15 @@ def test_bad_calls_are_refused_when_built(shapes, attrs, fact):
         call("fused_gemm_epilogue", "float32", (), arrays, **attrs)
 
 
+def test_an_output_that_was_made_without_a_shape_is_refused_with_the_shape():
+    """Paddle sets it when the operator is appended; types do not change here."""
+    block = Program().global_block()
+    inputs = {"X": block.create_var("X", [2, 3], "float32"), "Y": block.create_var("Y", [3, 4], "float32")}
+    inputs["Bias"], out = block.create_var("Bias", [4], "float32"), block.create_var("Out", dtype="float32")
+    with pytest.raises(ShapeError, match=r"does not fit[^?]*hint: create_var\(shape=\[2, 4\], \.\.\.\)"):
+        block.append_op("fused_gemm_epilogue", inputs, {"Out": out})
+
+
 def test_masks_and_pre_activations_are_not_mixed_up():
     """ReserveSpace is typed: relu's mask cannot feed gelu's gradient, nor the other way round."""
     d, x, y = np.zeros((4, 6)), np.zeros((4, 8)), np.zeros((8, 6))
