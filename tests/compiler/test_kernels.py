@@ -99,6 +99,16 @@ def test_bytes_of_parts_of_one_array():
         assert listed(Launch("", "k", (1, 1, 1), (32, 1, 1), args), None, "sm_90a").nbytes == parts * part
 
 
+@pytest.mark.parametrize("mode", ["table", "struct32k", "unified"])
+def test_bytes_of_an_update_are_those_of_its_tensors_however_it_learns_their_addresses(mode, mlp):
+    """Parameter, gradient and two moments of each, and a few kB that say where they lie."""
+    main, loss = mlp
+    strategy = BuildStrategy(fuse_all_optimizer_ops=True, multi_tensor_mode=mode)
+    *_, update = CompiledProgram(main, strategy).kernels(SHAPES, [loss]).of("fused_adamw")
+    tensors = 4 * 4 * (784 * 1024 + 1024 + 1024 * 10 + 10)
+    assert tensors <= update.nbytes < tensors + (1 << 14)
+
+
 def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
     main = mg.static.Program()
     with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
