@@ -595,6 +595,13 @@ class Forgetful(opt.Optimizer):
         return param - grad * lr
 
 
+class Narrow(opt.Optimizer):
+    """A rule whose state has a data type for a type."""
+
+    def append_update(self, g, param, grad, lr):
+        self.state(param, "moment", type="float32")
+
+
 class Unwritten(opt.Optimizer):
     """A rule without append_update."""
 
@@ -602,11 +609,12 @@ class Unwritten(opt.Optimizer):
 @pytest.mark.parametrize(("rule", "fact"), [
     (Forgetful, "append_update of Forgetful writes no parameter and no state"),
     (Unwritten, "Unwritten has no append_update"),
+    (Narrow, "type of [bsw]_moment must be a TensorType, is 'float32'"),
 ])  # fmt: skip
-def test_a_rule_of_a_user_that_updates_nothing_is_refused(rule, fact):
+def test_a_rule_of_a_user_that_cannot_update_is_refused(rule, fact):
     net = build()
     before = str(net.main)
-    with pytest.raises(ProgramError, match=fact) as caught:
+    with pytest.raises(MinigraphError, match=fact) as caught:
         rule(0.1).minimize(net.loss, net.startup)
     assert "test_optimizer.py" in str(caught.value) and str(net.main) == before
 
