@@ -118,4 +118,5 @@ def get_float32_matmul_precision() -> str:
 
 
 def allows_tf32() -> bool:
+    """Whether float32 products of this thread may be computed as TF32: mg.set_float32_matmul_precision("high")."""
     return _precision.get() == "high"

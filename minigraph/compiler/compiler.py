@@ -216,8 +216,7 @@ class CompiledProgram(NotPickled):
         latest = self._latest_or_new()
         with without_collection():
             facts = report.facts(latest.source, latest.after, self.history, latest.reports, memory, profile)
-        report.write(Path(path), facts)
-        return Path(path)
+        return report.write(path, facts)
 
     def _as_run(self, feed: Mapping[Any, Any] | None, fetch_list: Any, place: Any) -> tuple[Any, ...]:
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""

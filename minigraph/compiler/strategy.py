@@ -376,6 +376,9 @@ class BuildStrategy(NotPickled):
             " multi_tensor_mode='paged' cannot be on together: elementary operations do not know what states are",
             CONFLICT, "set foreach_optimizer_ops to False; fuse_all_optimizer_ops pages states",
         )  # fmt: skip
+        chunk = "linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows"
+        both = None not in [getattr(self, name) for name in chunk]
+        require(not both, f"{' and '.join(chunk)} say the same in two ways", CONFLICT, "leave one None")
         self.__dict__["_compiled"] = True
 
     def run_options(self) -> RunOptions:

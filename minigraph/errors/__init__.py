@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 ERRORS_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -195,6 +195,11 @@ def require(
     """Raise `error(fact)` unless `condition` holds; `error` is a class or a Kind."""
     if not condition:
         raise error(fact, hint=hint)
+
+
+def require_path(path: Any, name: str = "path") -> None:
+    """`path`, which the caller knows as `name`, must be a text or an os.PathLike."""
+    require(isinstance(path, (str, os.PathLike)), f"{name} must be a path, is {path!r}", ProgramError)
 
 
 def shortened(text: str, length: int = 80) -> str:

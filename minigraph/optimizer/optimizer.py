@@ -36,6 +36,7 @@ from .settings import (
     LOW_PRECISION,
     as_list,
     check_number,
+    check_of,
     clip_rule,
     distinct,
     read_groups,
@@ -45,6 +46,7 @@ from .states import Rate, Shared, master_weight, persistable, rate_of
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
+OWN_RULES = "docs/foreach.md has a rule of one's own"
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
 
@@ -83,7 +85,7 @@ class Optimizer:
         self.grad_clip: Any = clip_rule(grad_clip)
         self.multi_precision, self.name = bool(multi_precision), name
         for key, value in hyper.items():
-            setattr(self, key, self.hyper[key](key, value))
+            setattr(self, key, check_of(self, key)(key, value))
         self._auxiliary_vars: dict[str, Any] = {}
         self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
         self._rates: dict[int, Rate] = {}  # by program id
@@ -105,6 +107,7 @@ class Optimizer:
 
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
+        require(self.op_type != "", f"{type(self).__name__} has no append_update", ProgramError, OWN_RULES)
         states = new_states(self, param)
         if self.multi_precision and param.dtype in LOW_PRECISION:
             states["MasterParam"] = master_weight(param, self._shared.startup)
@@ -196,8 +199,7 @@ class Optimizer:
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     self.append_update(g, p, grad, rate.times(g, factor))
-        new = program.ops[first:]
-        return [op for op in new if "optimizer" in op.opdef.traits or any(v.persistable for v in op.output_vars)]
+        return _lasting(self, program.ops[first:])
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""
@@ -258,6 +260,14 @@ def new_states(optimizer: Optimizer, param: Parameter) -> dict[str, Any]:
         first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
         states[slot] = optimizer.state(param, name, first, ONE_NUMBER)
     return states
+
+
+def _lasting(optimizer: Any, new: list[Operator]) -> list[Operator]:
+    """Those of the operators that an optimizer appended which change a parameter or a state; there must be some."""
+    found = [op for op in new if "optimizer" in op.opdef.traits or any(v.persistable for v in op.output_vars)]
+    fact = f"append_update of {type(optimizer).__name__} writes no parameter and no state"
+    require(len(found) > 0, fact, ProgramError, "mg.assign(new, output=param) writes in place")
+    return found
 
 
 def checked_rate(rate: Any) -> Any:

@@ -15,6 +15,14 @@ from minigraph.types import bfloat16, float16
 Check = Callable[[str, Any], Any]
 
 
+def check_of(optimizer: Any, key: str) -> Check:
+    """The check of one of an optimizer's hyperparameters."""
+    if key not in optimizer.hyper:
+        known = ["learning_rate", "parameters", "weight_decay", "grad_clip", *optimizer.hyper]
+        raise_unknown(f"{type(optimizer).__name__}: argument", key, known, UNKNOWN_ATTR)
+    return optimizer.hyper[key]
+
+
 def regularizer(value: Any) -> Any:
     """A regularizer from a user's weight_decay."""
     if value is None or isinstance(value, WeightDecayRegularizer):

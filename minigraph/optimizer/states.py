@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import AttrError, ProgramError, require
 from minigraph.program import Block, Operator, Parameter, Variable, unique_name
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
@@ -37,6 +37,8 @@ def persistable(
     fills   operators of `startup` that stand where this one will, by what they fill in: it is like one of them, if
             there is one, and is kept for others
     """
+    if not isinstance(type, TensorType):
+        raise AttrError(f"type of {key} must be a TensorType, is {type!r}", hint="param.type.with_dtype(dtype)")
     own, initial = _declared(block, startup, key, type)
     if fills is None:
         fills = {}

@@ -13,6 +13,9 @@ gradient of the bias below, which a kernel with that epilogue does on the way:
 
     DX = fused_gemm_epilogue_grad(..., gelu_grad);  DY, DBias = fused_gemm_epilogue_grad(DX, ...)
         ->  DX, DXSums = fused_gemm_epilogue_grad(..., gelu_grad);  DY = fused_gemm_epilogue_grad(DX, ...)
+
+Bias is [N] or [1, N]. A rule takes trans_x for X of rank 2 only. The operator by itself, as `append_op` adds it, takes
+any rank: with trans_x the first axis of X is summed over and all others are rows, as in Paddle 2.x.
 """
 
 from __future__ import annotations

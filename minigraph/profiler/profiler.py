@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import ProgramError, require, require_path
 from minigraph.errors.kinds import STORAGE
 from minigraph.kernels.peaks import Peaks
 from minigraph.program.text.html import folded, table
@@ -97,6 +97,7 @@ class Profiler:
 
     def write_trace(self, path: str | Path) -> Path:
         """Write all runs as JSON of Chrome's trace format, which Perfetto reads; returns the path."""
+        require_path(path)
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -223,7 +223,9 @@ class Block(PartOfProgram):
         variables = [v if isinstance(v, Variable) and v.block is self else _own(self, slot, v) for v in variables]
         for v, t in zip(variables, types, strict=True):
             if v.type is not t and not v.type.accepts(t):
-                raise ShapeError(f"output {slot} is {t}, variable {v} does not fit")
+                bare = v.shape == () and t.shape != () and not v.persistable  # as Paddle's, which get a shape here
+                hint = f"create_var(shape={list(t.shape)}, ...)" if bare else None
+                raise ShapeError(f"output {slot} is {t}, variable {v} does not fit", hint=hint)
         return variables
 
     def __str__(self) -> str:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minigraph.errors import KernelError, require
+from minigraph.errors import KernelError, ProgramError, require, require_path
 from minigraph.kernels.cuda.record.compile import compile_all, ptx_of, ship
+from minigraph.opdef import get_op
 from minigraph.program import Operator, Program
 from minigraph.program.text.dot_text import quoted
 from minigraph.types import TensorType
@@ -93,7 +94,10 @@ class KernelList(tuple[Kernel, ...]):
         return "\n".join([*lines, f"{len(self)} calls, {nbytes:.3f} MB of arrays"])
 
     def of(self, *types: str) -> KernelList:
-        """The calls of operators of these types."""
+        """The calls of operators of these types, each of which must exist."""
+        for type in types:
+            require(isinstance(type, str), f"the type of an operator is a str, not {type!r}", ProgramError)
+            get_op(type)
         return KernelList(k for k in self if k.op is not None and k.op.type in types)
 
     def compile(self, folder: str | Path | None = None) -> int:
@@ -102,6 +106,8 @@ class KernelList(tuple[Kernel, ...]):
         They stay on this machine's disk, where runs look for them. In `folder` they can be taken elsewhere: runs look
         into a package of the name minigraph_kernels, too. A KernelError says why nothing could be written.
         """
+        if folder is not None:
+            require_path(folder, "folder")
         found = dict.fromkeys((k.arch, source) for k in self for source in (k.source, *k.others) if source)
         for arch in dict.fromkeys(arch for arch, _ in found):
             sources = [source for at, source in found if at == arch]

@@ -127,7 +127,7 @@ def feed_types(program: Program, feed: Mapping[Any, Any]) -> dict[str, TensorTyp
             read = v.is_data and any(v.name in op.input_arg_names for op in program.ops)
             require(
                 not read, f"the memory of this program depends on the shape of {v}", FeedError,
-                f"give it: memory_report({{{v.name!r}: [...]}})",
+                f"give it: {{{v.name!r}: [...]}}",
             )  # fmt: skip
             continue
         fits = len(shape) == v.ndim and all(s in (-1, n) for s, n in zip(v.shape, shape, strict=True))
@@ -144,7 +144,7 @@ def _sizes(v: Variable, value: Any) -> tuple[int, ...]:
     )
     require(
         known, f"feed {v.name}: {shortened(repr(shape))} is not a shape, which is a list of sizes >= 0", FeedError,
-        f"give an array or its shape: memory_report({{{v.name!r}: [...]}})",
+        f"give an array or its shape: {{{v.name!r}: [...]}}",
     )  # fmt: skip
     sizes = tuple(int(n) for n in shape)
     require(

@@ -22,6 +22,7 @@ from minigraph.errors import (
     UninitializedError,
     nearest,
     require,
+    require_path,
 )
 from minigraph.errors.kinds import DAMAGED, NAME, OTHER_PROGRAM, STORAGE, WRONG_OBJECT
 from minigraph.ir.text import parse
@@ -181,7 +182,7 @@ def _variables(what: str, values: Any, error: type[MinigraphError] = DTypeError)
 
 
 def _prefix(path: Any) -> str:
-    require(isinstance(path, (str, os.PathLike)), f"path_prefix must be a path, is {path!r}", ProgramError)
+    require_path(path, "path_prefix")
     prefix = os.fsdecode(os.fspath(path)).removesuffix(MODEL).removesuffix(PARAMS)
     require(os.path.basename(prefix), f"path_prefix {shown(prefix)!r} names no file", STORAGE)
     return file_path(prefix + MODEL).removesuffix(MODEL)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph.errors import FeedError, KernelError, PlaceError
+from minigraph.errors import FeedError, KernelError, PlaceError, ProgramError
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.runtime.cuda.inspect.kernels import listed
@@ -99,6 +99,16 @@ def test_bytes_of_parts_of_one_array():
         assert listed(Launch("", "k", (1, 1, 1), (32, 1, 1), args), None, "sm_90a").nbytes == parts * part
 
 
+@pytest.mark.parametrize("mode", ["table", "struct32k", "unified"])
+def test_bytes_of_an_update_are_those_of_its_tensors_however_it_learns_their_addresses(mode, mlp):
+    """Parameter, gradient and two moments of each, and a few kB that say where they lie."""
+    main, loss = mlp
+    strategy = BuildStrategy(fuse_all_optimizer_ops=True, multi_tensor_mode=mode)
+    *_, update = CompiledProgram(main, strategy).kernels(SHAPES, [loss]).of("fused_adamw")
+    tensors = 4 * 4 * (784 * 1024 + 1024 + 1024 * 10 + 10)
+    assert tensors <= update.nbytes < tensors + (1 << 14)
+
+
 def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
     main = mg.static.Program()
     with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
@@ -113,7 +123,11 @@ def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
     assert '  "parameter linear_0.w_0" [shape=ellipse, fillcolor="#dddddd", label="linear_0.w_0\\nf32[8,3]"];' in lines
     owners = {op.inputs["Param"][0].name: f"call{i}" for i, op in enumerate(k.op for k in updates)}
     assert all(f'  "parameter {name}" -> {call};' in lines for name, call in owners.items())
-    assert kernels.of("no such operator").to_dot().count("shape=") == 0
+    assert kernels.of("adam").to_dot().count("shape=") == 0
+    with pytest.raises(ProgramError, match=r"operator type 'sgdd' does not exist[^?]*did you mean 'sgd'"):
+        kernels.of("sgdd")
+    with pytest.raises(ProgramError, match=r"the type of an operator is a str, not \['sgd'\]"):
+        kernels.of(["sgd"])
 
 
 def test_kernels_for_a_gpu_that_is_not_there(mlp):
@@ -134,3 +148,5 @@ def test_kernels_are_compiled_into_a_folder(mlp, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(KernelError, match=r"no kernels could be written to .*file: "):
         kernels.compile(tmp_path / "file")
+    with pytest.raises(ProgramError, match="folder must be a path, is 3"):
+        kernels.compile(3)

@@ -139,6 +139,8 @@ CALLS = [
     ("program", "save: cannot make /proc/none", lambda w: static.save(w.main, "/proc/none/m"), None),
     ("program", "load: cannot read /tmp/none.pdparams: No such file", lambda w: static.load(w.main, "/tmp/none"), None),
     ("program", "model_path must be a path, is 3", lambda w: static.load(w.main, 3), None),
+    ("program", "report: path must be a path, is 3", lambda w: static.CompiledProgram(w.main).report(3), None),
+    ("program", "write_trace: path must be a path, is None", lambda w: mg.profiler.Profiler().write_trace(None), None),
 ]  # fmt: skip
 
 

@@ -279,6 +279,16 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(changes, error, words):
     assert "test_attention_nn.py" in str(caught.value)
 
 
+def test_an_error_names_the_argument_as_its_function_does():
+    """The mask is attn_mask for Paddle's function and attn_bias for xFormers'."""
+    with mg.static.program_guard(mg.static.Program(), mg.static.Program()):
+        q = mg.static.data("q", [2, 5, 4, 6])
+        with pytest.raises(ProgramError, match="attn_mask must be a Variable, is a str: 'causal'"):
+            F.scaled_dot_product_attention(q, q, q, attn_mask="causal")
+        with pytest.raises(ProgramError, match="attn_bias must be a Variable, is a str: 'causal'"):
+            mg.ops.memory_efficient_attention(q, q, q, attn_bias="causal")
+
+
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [((10, 3), "no multiple of num_heads 3"), ((0, 3), "embed_dim must"), ((4, 0), "num_heads must")],

@@ -160,7 +160,8 @@ def test_nan_passes_through_relu():
         (((3,), (3, 4), (4,)), {}, "X must have rank 2 or more"),
         (((2, 3), (3, 4), (2, 4)), {}, r"Bias must be \[N\] or \[1, N\]"),
         (((2, 3), (3, 4), ()), {}, r"Bias must be \[N\] or \[1, N\]"),
-        (((2, 3, 4), (4, 4), (4,)), {"trans_x": True}, "inner sizes differ: X axis -2 is 2"),
+        (((2, 3, 4), (4, 4), (4,)), {"trans_x": True}, "inner sizes differ: X axis 0 is 2, Y axis 0 is 4"),
+        (((2, 3, 4), (4, 3), (4,)), {"trans_x": True, "trans_y": True}, "X axis 0 is 2, Y axis 1 is 3"),
         (((2, 3), (3, 4), (4,)), {"activation": "tanh"}, "is not none, relu or gelu"),
     ],
 )
@@ -168,6 +169,15 @@ def test_bad_calls_are_refused_when_built(shapes, attrs, fact):
     arrays = {slot: np.zeros(s) for slot, s in zip(("X", "Y", "Bias"), shapes, strict=True)}
     with pytest.raises(MinigraphError, match=fact):
         call("fused_gemm_epilogue", "float32", (), arrays, **attrs)
+
+
+def test_an_output_that_was_made_without_a_shape_is_refused_with_the_shape():
+    """Paddle sets it when the operator is appended; types do not change here."""
+    block = Program().global_block()
+    inputs = {"X": block.create_var("X", [2, 3], "float32"), "Y": block.create_var("Y", [3, 4], "float32")}
+    inputs["Bias"], out = block.create_var("Bias", [4], "float32"), block.create_var("Out", dtype="float32")
+    with pytest.raises(ShapeError, match=r"does not fit[^?]*hint: create_var\(shape=\[2, 4\], \.\.\.\)"):
+        block.append_op("fused_gemm_epilogue", inputs, {"Out": out})
 
 
 def test_masks_and_pre_activations_are_not_mixed_up():

@@ -588,6 +588,43 @@ def test_minimize_twice_is_refused_and_changes_nothing():
     build(optimizer)  # another program is another matter
 
 
+class Forgetful(opt.Optimizer):
+    """A rule that computes and does not write."""
+
+    def append_update(self, g, param, grad, lr):
+        return param - grad * lr
+
+
+class Narrow(opt.Optimizer):
+    """A rule whose state has a data type for a type."""
+
+    def append_update(self, g, param, grad, lr):
+        self.state(param, "moment", type="float32")
+
+
+class Unwritten(opt.Optimizer):
+    """A rule without append_update."""
+
+
+@pytest.mark.parametrize(("rule", "fact"), [
+    (Forgetful, "append_update of Forgetful writes no parameter and no state"),
+    (Unwritten, "Unwritten has no append_update"),
+    (Narrow, "type of [bsw]_moment must be a TensorType, is 'float32'"),
+])  # fmt: skip
+def test_a_rule_of_a_user_that_cannot_update_is_refused(rule, fact):
+    net = build()
+    before = str(net.main)
+    with pytest.raises(MinigraphError, match=fact) as caught:
+        rule(0.1).minimize(net.loss, net.startup)
+    assert "test_optimizer.py" in str(caught.value) and str(net.main) == before
+
+
+def test_an_argument_that_a_rule_of_a_user_does_not_have_is_named():
+    fact = "Forgetful: argument 'weight_decy' does not exist[^?]*did you mean 'weight_decay'"
+    with pytest.raises(AttrError, match=fact):
+        Forgetful(0.1, weight_decy=0.1)
+
+
 def test_a_parameter_of_another_program_is_refused():
     net, other = build(), build()
     before = str(net.main)

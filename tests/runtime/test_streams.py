@@ -193,10 +193,10 @@ def test_a_turn_that_fails_to_begin_lets_others_begin(model, monkeypatch):
     at_rest(model, turn)
 
 
-def test_a_guest_that_is_gone_at_the_end_is_forgotten(model):
-    turn, guest = model.StreamTurn(1), model.ExternalStream(7, 1)
-    model.current[0, 1] = guest
-    guest.wait_event = lambda event: 1 / 0
+def test_a_foreign_stream_that_is_gone_at_the_end_is_forgotten(model):
+    turn, foreign = model.StreamTurn(1), model.ExternalStream(7, 1)
+    model.current[0, 1] = foreign
+    foreign.wait_event = lambda event: 1 / 0
     with pytest.raises(ZeroDivisionError), turn:
         pass
     at_rest(model, turn)

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from minigraph.errors import require_path
 from minigraph.errors.kinds import STORAGE
 
 FOLDER = Path(__file__).parent
@@ -41,11 +42,14 @@ def _file(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
-def write(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write the page; a ProgramError where that fails."""
+def write(path: str | Path, facts: Mapping[str, Any]) -> Path:
+    """Write the page and return its path; a ProgramError where that fails."""
+    require_path(path)
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page(facts), encoding="utf-8")
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or str(problem)
         raise STORAGE(f"{str(path)!r} cannot be written: {why}", hint="give a file in a folder that can") from None
+    return path

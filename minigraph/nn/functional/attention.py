@@ -53,7 +53,7 @@ def attend(
     q, k, v = (variable(x, call, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
     bias = mask = None
     if attn_bias is not None:
-        given = variable(attn_bias, call, "attn_mask")
+        given = variable(attn_bias, call, "attn_bias" if call == "memory_efficient_attention" else "attn_mask")
         bias, mask = (None, given) if given.dtype == bool_ else (given, None)
         if given.dtype not in (bool_, *FLOATS):
             raise DTypeError(

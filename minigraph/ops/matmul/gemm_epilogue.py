@@ -86,6 +86,9 @@ def fused_gemm_epilogue(
 
 
 def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) -> TensorType:
+    inner = X.shape[0], Y.shape[1 if trans_y else 0]
+    if trans_x and -1 not in inner and inner[0] != inner[1]:  # X is multiplied in another shape
+        raise INNER(f"inner sizes differ: X axis 0 is {inner[0]}, Y axis {1 if trans_y else 0} is {inner[1]}")
     out = matmul.infer_function(X.with_shape(as_matrix(X.shape, trans_x)), Y, trans_x=trans_x, trans_y=trans_y)
     return out.with_shape((*X.shape[1:], out.shape[-1])) if trans_x else out
 

@@ -28,7 +28,7 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OPS, get_op
 from minigraph.opdef.body import Member, format_member, infer_body, layout_of, parse_body
-from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.log import Applied, PassReport, amount
 from minigraph.passes.engine.redirect import read_instead, take_out, take_out_unread, unlink
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType, bfloat16, float16
@@ -300,7 +300,7 @@ class _Emission:
     def _saving(self) -> str:
         saved, moved = self.group.saved, self.group.moved
         static = all(v.type.is_static for op in self.group.ops for v in (*op.input_vars, *op.output_vars))
-        return f"saves {_amount(saved)} of {_amount(moved)}" + ("" if static else " for each unknown size")
+        return f"saves {amount(saved)} of {amount(moved)}" + ("" if static else " for each unknown size")
 
 
 @lru_cache(maxsize=4096)
@@ -324,11 +324,4 @@ def _attrs(op: OpNode) -> Mapping[str, Any]:
         return op.attrs
     with np.errstate(over="ignore"):
         return op.opdef.bind_attrs({**op.attrs, "value": float(np.asarray(op.attrs["value"]).astype(dtype))})
-
-
-def _amount(nbytes: int) -> str:
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes} B"
 

@@ -110,3 +110,11 @@ class PassReport:
 def _with_sites(entries: Sequence[tuple[str, CallSite | None]]) -> list[str]:
     width = min(max((len(text) for text, _ in entries), default=0), WIDEST_ENTRY)
     return [f"{text:<{width}}    {site}" if site else text for text, site in entries]
+
+
+def amount(nbytes: int) -> str:
+    """A number of bytes as reports have it."""
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} B"

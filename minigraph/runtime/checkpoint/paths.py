@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import require_path
 from minigraph.errors.kinds import STORAGE
 
 PARAMS, OPT, MODEL = "pdparams", "pdopt", "pdmodel"
@@ -47,7 +47,7 @@ def former_saver(path: str, name: str) -> int | None:
 
 def checked_path(model_path: Any) -> str:
     """The path without a file's ending."""
-    require(isinstance(model_path, (str, os.PathLike)), f"model_path must be a path, is {model_path!r}", ProgramError)
+    require_path(model_path, "model_path")
     path = os.fsdecode(os.fspath(model_path))
     for kind in KINDS:
         path = path.removesuffix(f".{kind}")

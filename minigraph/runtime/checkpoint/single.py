@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import require_path
 from minigraph.errors.kinds import STORAGE
 
 from . import storage
@@ -20,7 +20,7 @@ from .tensors import read
 
 def file_path(path: Any) -> str:
     """A path of a file; an error for what cannot be one."""
-    require(isinstance(path, (str, os.PathLike)), f"path must be a path, is {path!r}", ProgramError)
+    require_path(path)
     name = os.fsdecode(os.fspath(path))
     if not os.path.basename(name) or "\0" in name or not can_be_encoded(name):
         raise STORAGE(f"{shown(name)!r} names no file")

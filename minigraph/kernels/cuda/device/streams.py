@@ -25,10 +25,10 @@ class StreamTurn:
     Work of all threads comes one after the other: after what the caller's stream was given before, and before what that
     stream is given later. It simply goes to the caller's stream, CuPy's current one, which is kept until another one
     takes its place, so most runs need no event. A stream of our own for all of them would have to wait for the caller's
-    and the other way round, which keeps the host 2 us longer (bench/results/studies/streams.json). For guests it is so:
-    for streams that somebody else may destroy, that are another one in each thread, or of a turn inside a turn.
+    and the other way round, which keeps the host 2 us longer (bench/results/studies/streams.json). It is so for
+    foreign streams: those that somebody else may destroy, that are another one in each thread, or of a turn inside one.
 
-    own      the stream that serves guests; memory of the Runtime is taken for it, so that no one else gets it
+    own      the stream that serves foreign ones; memory of the Runtime is taken for it, so that no one else gets it
     stream   that to which work goes: the caller's of the latest turn, or `own`
     target   where calls read it
     """
@@ -40,7 +40,7 @@ class StreamTurn:
             self._fence = cupy.cuda.Event(disable_timing=True)
         self.target = Target(self.own.ptr)
         self._lock = threading.RLock()
-        self._begun: list[tuple[int, Any]] = []  # of turns that have not ended: the device before, and the guest if any
+        self._begun: list[tuple[int, Any]] = []  # of turns that have not ended: device before, foreign stream if any
         self._keeps = True
 
     def __enter__(self) -> None:
@@ -57,10 +57,10 @@ class StreamTurn:
             raise
 
     def __exit__(self, *_: object) -> None:
-        device, guest = self._begun.pop()
+        device, foreign = self._begun.pop()
         try:
-            if guest is not None:
-                self._after(guest, self.stream)
+            if foreign is not None:
+                self._after(foreign, self.stream)
         finally:
             self._put_back(device)
 
@@ -85,7 +85,7 @@ class StreamTurn:
             self._lock.release()
 
     def _come(self, caller: Any) -> Any:
-        """Work goes to the caller's stream from now on, or comes after it; returns it where it is a guest."""
+        """Work goes to the caller's stream from now on, or comes after it; returns it where it is foreign."""
         if caller is self.stream:
             return None
         kept = self._keeps and (caller.ptr == 0 or (isinstance(caller, cupy.cuda.Stream) and caller.device_id >= 0))
@@ -103,16 +103,16 @@ class StreamTurn:
 
     def join(self) -> None:
         """What comes now is after all that the caller's stream was given, also since the turn began."""
-        guest = self._begun[-1][1] if self._begun else None
-        if guest is not None:
-            self._after(self.stream, guest)
+        foreign = self._begun[-1][1] if self._begun else None
+        if foreign is not None:
+            self._after(self.stream, foreign)
 
     def stay(self) -> None:
-        """All callers are guests from now on: for memory whose owner knows only work of the stream that took it."""
+        """Every caller is foreign from now on: for memory whose owner knows only work of the stream that took it."""
         if self._keeps:
             self._keeps, before = False, self.stream
             self._go_to(self.own)
-            self._begun = [(device, before if guest is None else guest) for device, guest in self._begun]
+            self._begun = [(device, before if foreign is None else foreign) for device, foreign in self._begun]
 
     def _after(self, later: Any, earlier: Any) -> None:
         """What one stream is given from now on waits for what another one has been given."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
-from minigraph.kernels.cuda.record.buffer import root_and_offset
+from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.opdef.body import parse_body
 from minigraph.program import Operator
 from minigraph.runtime.cuda.bind import BoundProgram
 from minigraph.runtime.kernel_list import Kernel, KernelList
 
+EMPTY: Mapping[int, Sequence[Buffer]] = MappingProxyType({})
+
 
 def kernel_list(bound: BoundProgram) -> KernelList:
     """What runs in the planned order; of variants the best one, which the library may lack."""
     ops = operators(bound)
     calls = {i: bound.binder.joined.get(i, bound.binder.calls[i]) for i in bound.order if i not in bound.binder.gone}
+    tables = {id(table.buffer): table.words.buffers for table in bound.binder.tables}
     return KernelList(
-        listed(one, ops.get(i), bound.binder.device.arch) for i, call in calls.items() for one in _first([call])
+        listed(one, ops.get(i), bound.binder.device.arch, tables) for i, call in calls.items() for one in _first([call])
     )
 
 
@@ -36,9 +40,10 @@ def _first(calls: Iterable[Call]) -> Iterator[Call]:
             yield from _first(best)
 
 
-def listed(call: Call, op: Operator | None, arch: str) -> Kernel:
-    """A call as lists show it."""
-    parts = {(id(root), offset, b.nbytes) for b in call.operands for root, offset in [root_and_offset(b)]}
+def listed(call: Call, op: Operator | None, arch: str, tables: Mapping[int, Sequence[Buffer]] = EMPTY) -> Kernel:
+    """A call as lists show it; `tables` has the buffers whose addresses a table holds."""
+    named = [b for table in call.operands for b in tables.get(id(owner(table)), ())]
+    parts = {(id(root), offset, b.nbytes) for b in (*call.operands, *named) for root, offset in [root_and_offset(b)]}
     nbytes = sum(size for _, _, size in parts)
     source, *others = [source for source, _ in call.kernels()] or [""]
     return Kernel(
