@@ -35,8 +35,12 @@ class Averages:
         try:
             yield
         finally:
-            if need_restore:
-                self.restore(executor)
+            try:
+                if need_restore:
+                    self.restore(executor)
+            except BaseException:
+                self._mark()
+                raise
 
     def restore(self, executor: Any = None) -> None:
         """The parameters are again what they were before `apply`, in the scope that was global then."""
@@ -46,14 +50,20 @@ class Averages:
     def _take(self) -> None:
         require(not self._before, "the averages are in place already", ORDER, "call restore first")
         self._scope = scope = global_scope()
-        with scope.lock, scope.turn.begin():
-            values = self.means(scope)
-            self._before = {name: scope.read(name) for name in self.averaged}
-            try:
+        try:
+            with scope.lock, scope.turn.begin():
+                values = self.means(scope)
+                self._before = {name: scope.read(name) for name in self.averaged}
                 _put(scope, values, "averages in place of parameters")
-            except BaseException:
-                self._put_back()
-                raise
+        except BaseException:
+            if self._before:
+                self._mark()
+                self.restore()
+            raise
+
+    def _mark(self) -> None:
+        """Let nobody take averages for parameters: `restore` was interrupted, or may be."""
+        self._scope.tear(self._before, "averages stand in the place of parameters, whose restore was interrupted")
 
     def _put_back(self) -> None:
         _put(self._scope, self._before, "a restore of averages")

@@ -59,14 +59,18 @@ class Guards(Generic[T]):
     def entered(self, value: T) -> Iterator[None]:
         """Open a guard for the block."""
         entry = _Entry(value)
-        self.entries.set((*self.entries.get(), entry))
         try:
+            self.entries.set((*self.entries.get(), entry))
             yield
         finally:
-            entries = self.entries.get()
-            if entry.thread != threading.get_ident() or entry not in entries:
-                entry.open = False  # it was entered elsewhere, where it ends for those who still see it
-            self.entries.set(tuple(e for e in entries if e is not entry and e.open))
+            try:
+                entries = self.entries.get()
+                if entry.thread != threading.get_ident() or entry not in entries:
+                    entry.open = False  # it was entered elsewhere, where it ends for those who still see it
+                self.entries.set(tuple(e for e in entries if e is not entry and e.open))
+            except BaseException:  # an interrupt: it is over for all
+                entry.open = False
+                raise
 
 
 class Turn:

@@ -248,8 +248,8 @@ class Program(NotPickled):
 
 def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The values as arrays, if each of them fits its variable."""
-    is_dict = isinstance(state_dict, Mapping)
-    require(is_dict, f"state_dict must be a dict, is {shortened(repr(state_dict))}", ProgramError)
+    if not isinstance(state_dict, Mapping):
+        raise ProgramError(f"state_dict must be a dict, is {shortened(repr(state_dict))}")
     known = [v.name for v in program.vars.values() if v.persistable]
     checked = {}
     for name, value in state_dict.items():

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import save as serialize
 
+import minigraph as mg
 from minigraph import static
 from minigraph.errors import ProgramError
 from minigraph.runtime.checkpoint import storage
@@ -249,6 +251,51 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     Trained().save(tmp_path / "m", NEW)
     assert names(tmp_path) == sorted([*FILES, *others])
+
+
+def test_what_a_crash_left_of_a_single_file_goes_with_the_next_save(tmp_path: Path) -> None:
+    """A fork of this process ends in the middle of each save, as one that is killed does."""
+    path = tmp_path / "x"
+    mg.save({"a": np.zeros(3, "float32")}, path)
+    for number in range(3):
+        child = os.fork()
+        if not child:
+            storage.rename = lambda old, new: os._exit(9)  # the bytes are there, the name is not yet
+            mg.save({"a": np.full(3, number, "float32")}, path)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert not mg.load(path)["a"].any()
+        assert len(names(tmp_path)) == 3  # the file, a part of one, and a lock that nobody holds
+    mg.save({"a": np.ones(3, "float32")}, path)
+    assert mg.load(path)["a"].all()
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_lock_with_bytes_in_it_is_a_file_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "m.lock").write_text("kept")
+    Trained().save(tmp_path / "m", NEW)
+    assert (tmp_path / "m.lock").read_text() == "kept"
+
+
+def test_a_child_that_is_forked_in_the_middle_of_a_save_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """It may outlive its parent; then a new process would wait for a lock that nobody gives back."""
+    inside, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with storage.locked(str(tmp_path / "m.lock")):
+            inside.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    inside.wait()
+    target = f"{(tmp_path / 'm.lock').resolve()}"
+    child = os.fork()
+    if not child:
+        links = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+        os._exit(target in links)
+    forked.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_folder_in_the_way(tmp_path: Path) -> None:

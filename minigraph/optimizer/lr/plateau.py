@@ -10,7 +10,7 @@ import numpy as np
 from minigraph.errors import require
 from minigraph.errors.kinds import WRONG_OBJECT
 
-from .schedules import LRScheduler, check, is_int, is_number, is_rate, log, stepping
+from .schedules import LRScheduler, check, is_int, is_number, is_rate, log, stepping, whole
 
 
 class ReduceOnPlateau(LRScheduler):
@@ -52,7 +52,7 @@ class ReduceOnPlateau(LRScheduler):
         """Go to the next epoch, or to `epoch`, with the value measured in it."""
         one = is_number(metrics) or (isinstance(metrics, np.ndarray) and metrics.size == 1)
         require(one, f"metrics must be a number or an array of one, is {metrics!r}", WRONG_OBJECT)
-        with stepping:
+        with stepping, whole(self):
             self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
             self._follow(float(np.asarray(metrics).reshape(())))
 

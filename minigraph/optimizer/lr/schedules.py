@@ -6,7 +6,8 @@ import logging
 import math
 import numbers
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from minigraph.errors import AttrError, raise_unknown, require
@@ -15,6 +16,26 @@ from minigraph.errors.kinds import UNKNOWN_ATTR
 log = logging.getLogger(__name__)
 
 stepping = threading.RLock()  # a state is read or set between two steps, also while another thread trains
+
+
+@contextmanager
+def whole(scheduler: LRScheduler) -> Iterator[None]:
+    """What fails or is interrupted inside leaves a scheduler, and those that it holds, as they were."""
+    attributes = [vars(each) for each in _with_inner(scheduler)]
+    before = [dict(own) for own in attributes]
+    try:
+        yield
+    except BaseException:
+        for own, old in zip(attributes, before, strict=True):
+            own.update(old)
+        raise
+
+
+def _with_inner(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    yield scheduler
+    for value in vars(scheduler).values():
+        if isinstance(value, LRScheduler):
+            yield from _with_inner(value)
 
 
 class LRScheduler:
@@ -42,10 +63,10 @@ class LRScheduler:
         raise NotImplementedError
 
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next epoch, or to `epoch`."""
+        """Go to the next epoch, or to `epoch`; where `get_lr` fails nothing is changed."""
         if epoch is not None:
             check("epoch", epoch, is_int(epoch, 0), "an int >= 0")
-        with stepping:
+        with stepping, whole(self):
             self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
             rate = self.get_lr()
             self.last_lr = float(check(f"{type(self).__name__}.get_lr()", rate, is_rate(rate), "a number >= 0"))
@@ -63,7 +84,7 @@ class LRScheduler:
         epoch, rate = state_dict.get("last_epoch", 0), state_dict.get("last_lr", 0.0)
         check("last_epoch", epoch, is_int(epoch, -1), "an int >= -1")
         check("last_lr", rate, is_rate(rate), "a number >= 0")
-        with stepping:
+        with stepping, whole(self):
             for name in self.state_names:
                 setattr(self, name, state_dict[name])
 
@@ -187,16 +208,11 @@ class LinearWarmup(LRScheduler):
             return super().state_dict() | ({"LinearWarmup_LR": self.learning_rate.state_dict()} if inner else {})
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        with stepping:
-            before = super().state_dict()
+        with stepping, whole(self):
             super().set_state_dict(state_dict)
             if isinstance(self.learning_rate, LRScheduler):
-                try:
-                    _require_names(self, ("LinearWarmup_LR",), state_dict)
-                    self.learning_rate.set_state_dict(state_dict["LinearWarmup_LR"])
-                except BaseException:
-                    super().set_state_dict(before)
-                    raise
+                _require_names(self, ("LinearWarmup_LR",), state_dict)
+                self.learning_rate.set_state_dict(state_dict["LinearWarmup_LR"])
 
     def kind(self) -> str:
         inner = self.learning_rate

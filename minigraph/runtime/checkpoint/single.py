@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -14,8 +13,10 @@ from minigraph.errors import require_path
 from minigraph.errors.kinds import STORAGE
 
 from . import storage
-from .paths import can_be_encoded, shown
+from .paths import LOCK, can_be_encoded, shown
 from .tensors import read
+
+PARTIAL = "partial_save"  # what a file is called until it is whole
 
 
 def file_path(path: Any) -> str:
@@ -30,18 +31,24 @@ def file_path(path: Any) -> str:
 
 
 def write_file(path: str, parts: Iterable[bytes | memoryview]) -> None:
-    """Put these bytes into the file at `path`, in place of what is there."""
-    folder, fresh = os.path.dirname(path) or ".", f"{path}.{secrets.token_hex(8)}"
+    """Put these bytes into the file at `path`, in place of what is there.
+
+    Who holds its lock is the only one who writes it, so what a crash left of a save is always the same file, which the
+    next one removes.
+    """
+    folder, fresh = os.path.dirname(path) or ".", f"{path}.{PARTIAL}"
     try:
         storage.make_folder(folder)
-        try:
-            storage.write_new(fresh, parts)
-            storage.rename(fresh, path)
-        except BaseException:
-            with suppress(OSError):
+        with storage.locked(f"{path}.{LOCK}"):
+            try:
                 storage.remove(fresh)
-            raise
-        storage.sync_folder(folder)
+                storage.write_new(fresh, parts)
+                storage.rename(fresh, path)
+            except BaseException:
+                with suppress(OSError):
+                    storage.remove(fresh)
+                raise
+            storage.sync_folder(folder)
     except OSError as problem:
         raise storage.problem_with("write", path, problem) from None
 

@@ -13,6 +13,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from minigraph.errors import ProgramError
 from minigraph.errors.kinds import NESTED, STORAGE
@@ -21,7 +22,9 @@ from .paths import shown
 
 PIECE = 64 << 20  # bytes of one call: an interrupt is seen between two
 
-_holders: dict[tuple[int, int], int] = {}  # device and number of a lock's file -> the thread that has it
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_locks: dict[Any, int] = {}  # (thread, device, number) of the lock files that threads hold or wait for -> descriptor
 
 
 def problem_with(action: str, path: str, problem: OSError) -> ProgramError:
@@ -32,9 +35,12 @@ def problem_with(action: str, path: str, problem: OSError) -> ProgramError:
 def open_file(path: str) -> int:
     """A descriptor of a regular file; an OSError for what is none."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+    except BaseException:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file")
+        raise
     return descriptor
 
 
@@ -130,51 +136,52 @@ def sync_folder(folder: str) -> None:
 def locked(path: str) -> Iterator[None]:
     """Whoever holds the lock at `path` is alone, among threads and processes; others wait.
 
-    The file is there while somebody holds the lock; one that a crash left is taken over.
+    The file is there while somebody holds the lock; one that a crash left is taken over. An interrupt at any instant
+    leaves no lock behind. Errors: ProgramError where this thread has the lock, around the signal handler that asks.
     """
-    descriptor = _lock(path)
-    file = _identity(descriptor)
-    try:
-        _holders[file] = threading.get_ident()
-        yield
-    finally:
-        _holders.pop(file, None)
-        try:
-            remove(path)
-        except OSError:
-            pass  # whoever comes next takes it over
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor, too
-            os.close(descriptor)
-
-
-def _lock(path: str) -> int:
     while True:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, LOCK_FLAGS, 0o666)
+        mine, alone = None, False
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
-            _wait_for(descriptor, path)
-            if _is_still(path, descriptor):
-                return descriptor
-        except BaseException:
+            found = (threading.get_ident(), *_identity(descriptor))
+            if found in _locks:
+                raise NESTED(
+                    f"this thread is in the middle of another save that holds {shown(path)}",
+                    hint="a signal handler sets a flag, which the training looks at between two runs",
+                )
+            mine = found
+            _locks[mine] = descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            alone = _is_still(path, descriptor)
+            if alone:
+                yield
+                return
+        finally:  # a call that an interrupt follows was made: each one here has the next in a `finally` of its own
+            try:
+                if alone and not size_of(descriptor):  # what holds bytes is a file of somebody else
+                    remove(path)
+            except OSError:
+                pass  # whoever comes next takes it over
+            finally:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                finally:
+                    _locks.pop(mine, None)
+                    os.close(descriptor)
+
+
+def _forget_locks() -> None:
+    """A child that was forked meanwhile: were a lock open here, too, it would outlive the process that has it."""
+    for lock, descriptor in list(_locks.items()):
+        if lock[0] != threading.get_ident():
+            del _locks[lock]
             os.close(descriptor)
-            raise
-        os.close(descriptor)  # the one who had it removed it: the next one is another file
 
 
-def _wait_for(descriptor: int, path: str) -> None:
-    """Take the lock of an open file; who has it already, around the signal handler that asks, would wait for ever."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if _holders.get(_identity(descriptor)) == threading.get_ident():
-            raise NESTED(
-                f"this thread is in the middle of another save that holds {shown(path)}",
-                hint="a signal handler sets a flag, which the training looks at between two runs",
-            ) from None
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

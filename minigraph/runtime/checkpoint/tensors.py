@@ -165,9 +165,6 @@ def _check_tensors(path: str, arrays: Mapping[str, np.ndarray], records: Mapping
             raise DAMAGED(f"{name} in {shown(path)} is not what was saved", hint=HOW_TO_GO_ON)
 
 
-HOW_TO_GO_ON = "take the file from a backup; verify=False reads it as it is"
-
-
 def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """The SHA-256 of each array; threads share them."""
     hashes: dict[str, str] = {}

@@ -137,8 +137,7 @@ class Plan:
         for name, index in self.schedule.feeds.items():
             env[index] = facts.fed(feeds[name])
         origin = self.program.origin
-        step_number, number, old = scope.steps.get(origin, 0), -1, dict[str, Any]()
-        marks = profiling.clock()
+        step_number, number, old, marks = scope.steps.get(origin, 0), -1, dict[str, Any](), profiling.clock()
         try:
             with np.errstate(all="ignore"), one_thread_in_blas() if self.large else nullcontext():
                 for number, bound in enumerate(self.steps):
@@ -153,14 +152,16 @@ class Plan:
                         self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
                     else:
                         self._call(bound.step, lasting[0])
+            number = len(self.steps)
+            scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         except BaseException as problem:
             facts.steady = False
-            changed = scope.version != facts.version
-            self.undo.after_failure(number, scope, old, problem, self.program.name, changed)
-            if isinstance(problem, MemoryError) and number >= 0:  # for a copy that the Scope keeps
+            if scope.steps.get(origin, 0) == step_number:  # else all is done, but for handing it over
+                changed = scope.version != facts.version
+                self.undo.after_failure(number, scope, old, problem, self.program.name, changed)
+            if isinstance(problem, MemoryError) and 0 <= number < len(self.steps):  # for a copy that the Scope keeps
                 raise self._failure(self.steps[number].step, problem) from problem
             raise
-        scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         if marks is not None:
             profiling.tell(self.program, self.schedule, peaks, marks)
         if scope.torn:

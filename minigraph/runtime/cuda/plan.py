@@ -132,7 +132,6 @@ class CudaPlan:
             runs = scope.steps.get(origin, 0)
             self.feeding.send(feeds, runs, binding.route)
             self._launch(binding, scope)
-            scope.steps[origin] = runs + 1
             self.feeding.end(feeds, binding.route)
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
@@ -154,7 +153,7 @@ class CudaPlan:
             del self.bindings[key]
 
     def _launch(self, binding: Binding, scope: Scope) -> None:
-        """All calls; where they end in the middle, what they write into the Scope is uncertain."""
+        """All calls, and the run is counted; where this ends in the middle, what they write is uncertain."""
         try:
             told = listener()
             if told is not None:
@@ -165,6 +164,7 @@ class CudaPlan:
                 self._first_runs(binding)
             if self.together:
                 self.runtime.handed_over()
+            scope.steps[self.program.origin] += 1
         except BaseException as problem:
             scope.tear(self.stored, why(problem, self.program.name))
             raise
