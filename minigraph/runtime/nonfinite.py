@@ -152,7 +152,8 @@ def error(
     counts = ", ".join(f"{n} {KINDS[kind]}" for n, kind in zip(finding.seen.counts, KINDS, strict=True) if n)
     what = f"{_named(opdef.outputs, step.outputs, finding.value)}={value.name} is {KINDS[kind]}{place}"
     facts = f"{counts} of {value.type.size} elements; {_of_inputs(schedule, step, finding)}"
-    fact = f"{what} in step {finding.run} of {program.name}, counted from 0; {facts}"
+    when = f"step {finding.run} of {program.name}"
+    fact = f"{what} in {when}, counted from 0; {facts}"
     members = members_of(step.op, value.name, program)
     if members:
         fact += "; made of " + ", ".join(f"{op.type} {op.output_arg_names[0]} ({op.site})" for op in members[-SHOWN:])
@@ -160,7 +161,7 @@ def error(
         fact, call=schedule.call(step), site=step.op.site, hint=hint or _hint(schedule, step, finding)
     )
     problem.operator, problem.variable, problem.index, problem.step = opdef.type, value.name, index, finding.run
-    problem.what = f"{what}; {facts}"
+    problem.what, problem.when = f"{what}; {facts}", when
     return problem
 
 

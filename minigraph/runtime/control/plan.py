@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from minigraph.errors import FeedError, MinigraphError, ProgramError
+from minigraph.errors import FeedError, MinigraphError, NonFiniteError, ProgramError
 from minigraph.errors.kinds import MISSING_FEED
 from minigraph.kernels.control import loop, loop_gradient
 from minigraph.opdef.inner import as_flag, mixed
@@ -164,7 +164,12 @@ class ControlPlan:
             elif array is not None:
                 raise ProgramError(f"{block.name} reads {v} in the scope, but is given another value for it")
         scope.steps[block.origin] = step if number is None else mixed(step, number)
-        return self._plan(block, given, block.fetched, False).run(given, scope, False)
+        try:
+            return self._plan(block, given, block.fetched, False).run(given, scope, False)
+        except NonFiniteError as problem:
+            if number is not None:
+                problem.in_round(block.name, number, step)
+            raise
 
 
 def _without_value(v: Variable, op: Operator) -> FeedError:
