@@ -183,10 +183,10 @@ class NonFiniteError(KernelError):
     index: tuple[int, ...] = ()
     step = 0
 
-    def in_round(self, block: str, number: int, step: int) -> None:
-        """It was in this round of a loop; what the block counts its steps with is no number of runs."""
+    def inside(self, place: str, step: int) -> None:
+        """It was in this round of a loop, or block; what a block counts its steps with is no number of runs."""
         inner = self.when.rpartition(f"step {self.step}")[0]  # rounds of loops inside
-        when = f"{inner}round {number} of {block} in step {step}"
+        when = f"{inner}{place} in step {step}"
         self.fact = self.fact.replace(f" in {self.when}, ", f" in {when}, ", 1)
         self.step, self.when = step, when
 

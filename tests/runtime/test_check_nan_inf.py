@@ -269,6 +269,28 @@ def test_of_a_loop_step_and_round_are_named(nested):
     assert wanted in said, said
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_a_python_function_gives_is_looked_at(value):
+    """The host computes it between two plans; an infinity that it was given may go on."""
+    main = Program("main")
+    with program_guard(main, Program()):
+        x = mg.static.data("x", [2])
+        kept = mg.static.create_global_var([1], 1.0, "float32", persistable=True, name="kept")
+        mg.assign(mg.sum(x, keepdim=True), kept)
+        out = main.global_block().create_var(name="out", dtype="float32", shape=[2])
+        mg.static.py_func(lambda x: np.where(np.asarray(x) > 0, np.float32(value), x), x, out)
+    exe, scope = Executor(), Scope()
+    scope.write("kept", np.ones(1, "float32"))
+    feed = {"x": np.array([-1, 1], "float32")}
+    with checking():
+        problem = refused(exe, main, feed, [out], scope)
+        assert (problem.operator, problem.variable, problem.index, problem.step) == ("py_func", "out", (1,), 0)
+        assert scope.read("kept") == 1 and not scope.steps[main.origin]
+        given = {"x": np.array([-np.inf, 0], "float32")}
+        np.testing.assert_array_equal(exe.run(main, given, [out], scope=Scope())[0], given["x"])
+    np.testing.assert_array_equal(exe.run(main, feed, [out], scope=scope)[0], np.array([-1, value], "float32"))
+
+
 def test_a_kernel_that_fails_undoes_the_run_too():
     made = nan.Net(nan.OPTIMIZERS["AdamW"]())
     program, exe, scope = CompiledProgram(made.main, BuildStrategy(check_nan_inf=True)), Executor(), Scope()
