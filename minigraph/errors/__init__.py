@@ -174,13 +174,21 @@ class NonFiniteError(KernelError):
     """With check_nan_inf: an operator gave NaN or an infinity. The run changed nothing.
 
     operator  its type;  variable: the name of what it wrote;  index: the first bad element
-    step      how often the program had run in this scope before;  what: the fact without it
+    step      how often the program had run in this scope before;  when: that as it stands in the fact
+    what      the fact without it
     """
 
     code = "MG-NAN-001"
-    operator, variable, what = "", "", ""
+    operator, variable, what, when = "", "", "", ""
     index: tuple[int, ...] = ()
     step = 0
+
+    def inside(self, place: str, step: int) -> None:
+        """It was in this round of a loop, or block; what a block counts its steps with is no number of runs."""
+        inner = self.when.rpartition(f"step {self.step}")[0]  # rounds of loops inside
+        when = f"{inner}{place} in step {step}"
+        self.fact = self.fact.replace(f" in {self.when}, ", f" in {when}, ", 1)
+        self.step, self.when = step, when
 
 
 class OutOfMemoryError(KernelError):

@@ -125,6 +125,30 @@ def judged(step: Step, seen: dict[int, Seen], results: dict[int, Seen], run: int
     return None
 
 
+def check_host(op: Operator, inputs: Iterable[Any], results: Iterable[Any], run: int, program: Program) -> None:
+    """As for a step, of an operator that the host computes between two plans: arrays of the host."""
+    given = 0
+    for x in inputs:
+        given |= look(x).kinds if x.dtype in FLOATS else 0
+    for v, x in zip(op.output_vars, results, strict=True):
+        seen = look(x) if x.dtype in FLOATS else FINITE
+        if not (kinds := seen.kinds & ~(given & INFINITE)):
+            continue
+        kind, position = seen.first(kinds)
+        index = tuple(int(n) for n in np.unravel_index(position, x.shape))
+        what = f"{v.name} is {KINDS[kind]}{f' at {list(index)}' if index else ''}"
+        when = f"step {run} of {program.name}"
+        facts = f"{_counts(seen)} of {x.size} elements; its inputs are {'not ' if given else ''}all finite"
+        problem = NonFiniteError(f"{what} in {when}, counted from 0; {facts}", call=op.call(), site=op.site)
+        problem.operator, problem.variable, problem.index, problem.step = op.type, v.name, index, run
+        problem.what, problem.when = f"{what}; {facts}", when
+        raise problem
+
+
+def _counts(seen: Seen) -> str:
+    return ", ".join(f"{n} {KINDS[kind]}" for n, kind in zip(seen.counts, KINDS, strict=True) if n)
+
+
 def outputs(step: Step) -> Iterator[tuple[str, int]]:
     """(slot, value) of all that a step writes."""
     for slot, indices in zip(step.op.opdef.outputs, step.outputs, strict=True):
@@ -149,10 +173,10 @@ def error(
     """What is said of an operator that is refused."""
     value, opdef = schedule.values[finding.value], step.op.opdef
     kind, index, place = _at(schedule, finding.value, finding.seen, finding.kinds)
-    counts = ", ".join(f"{n} {KINDS[kind]}" for n, kind in zip(finding.seen.counts, KINDS, strict=True) if n)
     what = f"{_named(opdef.outputs, step.outputs, finding.value)}={value.name} is {KINDS[kind]}{place}"
-    facts = f"{counts} of {value.type.size} elements; {_of_inputs(schedule, step, finding)}"
-    fact = f"{what} in step {finding.run} of {program.name}, counted from 0; {facts}"
+    facts = f"{_counts(finding.seen)} of {value.type.size} elements; {_of_inputs(schedule, step, finding)}"
+    when = f"step {finding.run} of {program.name}"
+    fact = f"{what} in {when}, counted from 0; {facts}"
     members = members_of(step.op, value.name, program)
     if members:
         fact += "; made of " + ", ".join(f"{op.type} {op.output_arg_names[0]} ({op.site})" for op in members[-SHOWN:])
@@ -160,7 +184,7 @@ def error(
         fact, call=schedule.call(step), site=step.op.site, hint=hint or _hint(schedule, step, finding)
     )
     problem.operator, problem.variable, problem.index, problem.step = opdef.type, value.name, index, finding.run
-    problem.what = f"{what}; {facts}"
+    problem.what, problem.when = f"{what}; {facts}", when
     return problem
 
 

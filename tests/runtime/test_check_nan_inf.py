@@ -246,6 +246,51 @@ def test_off_a_run_calls_nothing_of_it():
     assert not files & {"flags.py", "nonfinite.py", "runtime/cpu/checked.py"}
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_of_a_loop_step_and_round_are_named(nested):
+    """What draws random numbers of a round apart is no step that a user knows."""
+
+    def loop(x, body):
+        start = [mg.full([1], 0, "int64"), mg.assign(x)]
+        return mg.static.nn.while_loop(lambda i, x: i < 4, lambda i, x: [i + 1, body(x)], start)[1]
+
+    main = Program("main")
+    with program_guard(main, Program()):
+        x = mg.static.data("x", [2])
+        out = loop(x, (lambda x: loop(x, mg.log)) if nested else mg.log)
+    exe, scope = Executor(), Scope()
+    for _ in range(2):
+        exe.run(main, {"x": np.full(2, 2.0, "float32")}, [], scope=scope)
+    with checking():
+        problem = refused(exe, main, {"x": np.full(2, 2.0, "float32")}, [out], scope)
+    assert (problem.operator, problem.step) == ("log", 2)
+    rounds = " in round 2 of while_loop_0.body" + " in round 0 of while_loop_0.body" * nested
+    said, wanted = (re.sub(r"loop_\d+", "loop", s) for s in (str(problem), f"{rounds} in step 2, counted from 0;"))
+    assert wanted in said, said
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_a_python_function_gives_is_looked_at(value):
+    """The host computes it between two plans; an infinity that it was given may go on."""
+    main = Program("main")
+    with program_guard(main, Program()):
+        x = mg.static.data("x", [2])
+        kept = mg.static.create_global_var([1], 1.0, "float32", persistable=True, name="kept")
+        mg.assign(mg.sum(x, keepdim=True), kept)
+        out = main.global_block().create_var(name="out", dtype="float32", shape=[2])
+        mg.static.py_func(lambda x: np.where(np.asarray(x) > 0, np.float32(value), x), x, out)
+    exe, scope = Executor(), Scope()
+    scope.write("kept", np.ones(1, "float32"))
+    feed = {"x": np.array([-1, 1], "float32")}
+    with checking():
+        problem = refused(exe, main, feed, [out], scope)
+        assert (problem.operator, problem.variable, problem.index, problem.step) == ("py_func", "out", (1,), 0)
+        assert scope.read("kept") == 1 and not scope.steps[main.origin]
+        given = {"x": np.array([-np.inf, 0], "float32")}
+        np.testing.assert_array_equal(exe.run(main, given, [out], scope=Scope())[0], given["x"])
+    np.testing.assert_array_equal(exe.run(main, feed, [out], scope=scope)[0], np.array([-1, value], "float32"))
+
+
 def test_a_kernel_that_fails_undoes_the_run_too():
     made = nan.Net(nan.OPTIMIZERS["AdamW"]())
     program, exe, scope = CompiledProgram(made.main, BuildStrategy(check_nan_inf=True)), Executor(), Scope()

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from minigraph.errors import FeedError, MinigraphError, ProgramError
+from minigraph.errors import FeedError, MinigraphError, NonFiniteError, ProgramError
 from minigraph.errors.kinds import MISSING_FEED
 from minigraph.kernels.control import loop, loop_gradient
 from minigraph.opdef.inner import as_flag, mixed
@@ -26,6 +26,7 @@ from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.scope import Scope
 from minigraph.runtime.backend import Backend, RunnablePlan
+from minigraph.runtime.nonfinite import check_host
 from minigraph.runtime.options import RunOptions
 from minigraph.types import TensorType
 
@@ -34,6 +35,7 @@ from .undo import Kept
 from .waiting import WaitingBlocks
 
 CUT = "the host decides here: one captured graph ends, another begins"
+LOOPS = frozenset({"while_loop", "while_loop_grad"})
 PLANS_KEPT = 64  # of one piece or block, for the shapes that it met last
 
 Types = tuple[tuple[str, TensorType], ...]
@@ -147,14 +149,16 @@ class ControlPlan:
             raise _without_value(self.program.vars[missing], op)
         given = {slot: [None if name is None else env[name] for name in names] for slot, names in read.items()}
         try:
-            results = DECISIONS[op.type](self, op, given, partial(self._run_block, scope, step), histories)
+            results = DECISIONS[op.type](self, op, given, partial(self._run_block, scope, step, op), histories)
+            if op.type == "py_func" and self.options.check_nan_inf:  # of the others, the operators of their blocks are
+                check_host(op, given["X"], results["Out"], step, self.program)
         except MinigraphError as problem:
             raise problem.at(op.call(), op.site) from None
         for slot, vs in op.outputs.items():
             env.update((v.name, a) for v, a in zip(vs, results[slot], strict=True))
 
     def _run_block(
-        self, scope: Scope, step: int, block: SubProgram, values: Sequence[Any], number: int | None
+        self, scope: Scope, step: int, op: Operator, block: SubProgram, values: Sequence[Any], number: int | None
     ) -> list[Any]:
         """What a block returns for these values; None stands for what it reads in the Scope."""
         given = {}
@@ -164,7 +168,13 @@ class ControlPlan:
             elif array is not None:
                 raise ProgramError(f"{block.name} reads {v} in the scope, but is given another value for it")
         scope.steps[block.origin] = step if number is None else mixed(step, number)
-        return self._plan(block, given, block.fetched, False).run(given, scope, False)
+        try:
+            return self._plan(block, given, block.fetched, False).run(given, scope, False)
+        except NonFiniteError as problem:
+            if number is not None:
+                place = f"round {number} of {block.name}" if op.type in LOOPS else block.name
+                problem.inside(place, step)
+            raise
 
 
 def _without_value(v: Variable, op: Operator) -> FeedError:
@@ -209,7 +219,8 @@ def host(array: Any) -> np.ndarray:
 
 
 def _py_func(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
-    return {"Out": op.opdef.reference([host(x) for x in given["X"]], **op.attrs)}
+    given["X"] = [host(x) for x in given["X"]]
+    return {"Out": op.opdef.reference(given["X"], **op.attrs)}
 
 
 def _deferred(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
