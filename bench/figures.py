@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,8 +67,9 @@ class Figure(NamedTuple):
     tired: tuple[float, float | None] | None = None
 
 
-def results(name: str) -> dict[str, Any]:
-    path = RESULTS / f"{name}.json"
+def results(name: str, card: str = "") -> dict[str, Any]:
+    """A file of results, of an H200 unless a folder for another card is named."""
+    path = RESULTS / card / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -82,9 +83,9 @@ def best_peer(times: dict[str, Any]) -> tuple[float | None, str]:
     return min(found, default=(None, "-"))
 
 
-def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figure]:
+def from_times(file: str, asked: dict[str, float], *ours: str, card: str = "") -> Iterator[Figure]:
     """Rows with `milliseconds`; our figure is that of the first arm of `ours` which a row has."""
-    for row in results(file).get("rows", ()):
+    for row in results(file, card).get("rows", ()):
         times = row.get("milliseconds", {})
         wanted = row.get("asked") or next((a for part, a in asked.items() if part in row["title"]), None)
         arm = next((a for a in ours if a in times), None)
@@ -99,10 +100,10 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
             yield Figure(row["title"], median(times[arm]), tuned, peer, name, wanted, "ms", f"{file}.json", tired)
 
 
-def steps() -> Iterator[Figure]:
+def steps(card: str = "") -> Iterator[Figure]:
     """Times of whole steps, what they need in memory beside inputs, parameters and states, and the host's time."""
-    yield from from_times("gpu_steps", {}, "captured")
-    for row in results("gpu_steps").get("rows", ()):
+    yield from from_times("gpu_steps", {}, "captured", card=card)
+    for row in results("gpu_steps", card).get("rows", ()):
         mib = {arm: x for arm, x in row.get("peak_with_workspaces_mib", {}).items() if x is not None}
         peer, name = best_peer(mib)
         if "captured" in mib and peer is not None:
@@ -114,9 +115,9 @@ def steps() -> Iterator[Figure]:
             yield Figure(title, median(host["captured"]), None, *best_peer(host), HOST_US, "us", "gpu_steps.json")
 
 
-def gpt2() -> Iterator[Figure]:
+def gpt2(card: str = "") -> Iterator[Figure]:
     """A step, also with recompute, and what it needs in memory beside what lasts; first steps in new processes."""
-    found, file = results("gpu_gpt2"), "gpu_gpt2.json"
+    found, file = results("gpu_gpt2", card), "gpu_gpt2.json"
     for row in found.get("rows", ()):
         asked = GPT2.get(row["title"], {})
         for suffix in ("", ", recompute"):
@@ -134,9 +135,9 @@ def gpt2() -> Iterator[Figure]:
                      *best_peer(first), FIRST_STEP, "s", file)  # fmt: skip
 
 
-def attention() -> Iterator[Figure]:
+def attention(card: str = "") -> Iterator[Figure]:
     """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
-    for row in results("gpu_attention").get("rows", ()):
+    for row in results("gpu_attention", card).get("rows", ()):
         times = row.get("milliseconds", {})
         peers = {name: median(times[name]) for name in ATTENTION_PEERS if name in times}
         if not peers or not any(row["title"].startswith(shown) for shown in ATTENTION_ROWS):
@@ -154,6 +155,14 @@ def attention() -> Iterator[Figure]:
             yield Figure(title, kept["minigraph"], None, theirs, "torch, cudnn", theirs, "MiB", "gpu_attention.json")
 
 
+def heads_and_updates(card: str = "") -> Iterator[Figure]:
+    """Parameter updates, and the last layer with its loss."""
+    asked = {"148 tensors": 0.87, "1,000 tensors": 0.012, "SGD": 0.63}
+    yield from from_times("gpu_optimizers", asked, "fused", "fused struct32k", card=card)
+    asked = {"8192 rows": 36.5, "1024 rows": 5.0, "4096 rows": 17.5, "the step": 3.3}
+    yield from from_times("gpu_linear_cross_entropy", asked, "minigraph", card=card)
+
+
 def figures() -> Iterator[Figure]:
     yield from steps()
     yield from gpt2()
@@ -166,10 +175,7 @@ def figures() -> Iterator[Figure]:
         if ours is not None:
             title = f"first step of the MLP in a new process, {name}"
             yield Figure(title, ours, None, *min(peers), asked, "s", "gpu_steps.json")
-    asked = {"148 tensors": 0.87, "1,000 tensors": 0.012, "SGD": 0.63}
-    yield from from_times("gpu_optimizers", asked, "fused", "fused struct32k")
-    asked = {"8192 rows": 36.5, "1024 rows": 5.0, "4096 rows": 17.5, "the step": 3.3}
-    yield from from_times("gpu_linear_cross_entropy", asked, "minigraph")
+    yield from heads_and_updates()
     for row in results("compile_time").get("rows", ()):
         title = f"passes and plan of {row['operators']:,} operators"
         yield Figure(title, row["seconds"], None, None, "-", row["asked"], "s", "compile_time.json")
@@ -205,17 +211,28 @@ def tables() -> str:
                 f"| {f.title}, {f.unit} | {number(f.ours)} | {number(f.tuned)} | {number(f.asked)}{met} |"
                 f" {number(f.peer)} | {f.peer_name} | {tired} |"
             )
-    return "\n".join([*lines, "", END])
+    return "\n".join([*lines, *on_an_h100(), "", END])
 
 
 def headlines() -> str:
     """The rows of HEADLINES in Markdown, with the marks around them."""
-    rows = {f.title: f for f in figures()}
-    lines = [BEGIN, "| | minigraph | best peer | |", "|---|---|---|---|"]
-    for title, shown in HEADLINES.items():
-        f = rows[title]
+    return "\n".join([BEGIN, *_shown(figures()), END])
+
+
+def on_an_h100() -> list[str]:
+    """The rows of HEADLINES that ran on an H100, under a heading."""
+    card = "h100"
+    rows = [*steps(card), *gpt2(card), *attention(card), *heads_and_updates(card)]
+    return ["", f"### README's rows on an H100: `{card}/`", "", *_shown(rows)]
+
+
+def _shown(rows: Iterable[Figure]) -> list[str]:
+    """Those of HEADLINES as a table."""
+    found = {f.title: f for f in rows}
+    lines = ["| | minigraph | best peer | |", "|---|---|---|---|"]
+    for f, shown in ((found[title], shown) for title, shown in HEADLINES.items() if title in found):
         lines.append(f"| {shown} | {number(f.ours)} {f.unit} | {number(f.peer)} {f.unit} | {f.peer_name} |")
-    return "\n".join([*lines, END])
+    return lines
 
 
 def pages() -> dict[Path, str]:
