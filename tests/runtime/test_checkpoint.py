@@ -510,3 +510,18 @@ def test_a_state_of_unknown_size_is_written_before_it_is_read() -> None:
     static.global_scope().write("state", np.ones((2, 4), "float32"))
     with pytest.raises(UninitializedError, match=r"state: .* is read before an operator writes it"):
         static.Executor().run(main, {"x": np.ones((2, 4), "float32")}, [total])
+
+
+def test_no_room_for_a_copy_of_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Trained()
+    trained.set(1)
+    before = trained.main.state_dict(scope=trained.scope)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "array", full)
+        with pytest.raises(MinigraphError, match="out of memory: no room for a copy of a"):
+            trained.main.set_state_dict(before, trained.scope)
+    assert all((a == 1).all() for a in trained.main.state_dict(scope=trained.scope).values())
