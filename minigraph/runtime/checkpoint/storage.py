@@ -103,6 +103,11 @@ def is_folder(path: str) -> bool:
         return False
 
 
+def require_there(path: str) -> None:
+    """An OSError where nothing has this name."""
+    os.lstat(path)
+
+
 def exists(path: str) -> bool:
     return os.path.lexists(path)
 
