@@ -93,7 +93,7 @@ class DataLoader:
         self.batch_sampler = batch_sampler
         require(seed is None or shuffle, "a seed is for shuffle=True", CONFLICT)
         self._order = EpochSampler(dataset, seed) if seed is not None else None
-        self.sampler = None
+        self.sampler: Any = None
         if not own and not self.iterable:
             self.sampler = self._order or (RandomSampler(dataset) if shuffle else SequenceSampler(dataset))
             if batch_size is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -510,6 +511,17 @@ def test_a_state_of_unknown_size_is_written_before_it_is_read() -> None:
     static.global_scope().write("state", np.ones((2, 4), "float32"))
     with pytest.raises(UninitializedError, match=r"state: .* is read before an operator writes it"):
         static.Executor().run(main, {"x": np.ones((2, 4), "float32")}, [total])
+
+
+def test_a_device_stays(tmp_path: Path) -> None:
+    """As root a rename would put a file in the place of /dev/null."""
+    try:
+        os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    with pytest.raises(ProgramError, match=r"cannot write .*null: it is a device"):
+        mg.save({"a": np.ones(2)}, tmp_path / "null")
+    assert [p.is_char_device() for p in tmp_path.iterdir()] == [True]
 
 
 def test_no_room_for_a_copy_of_a_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> None:
     """Who holds the lock is the only one who writes: what a crash left is known, and goes with the next save."""
     folder = os.path.dirname(path) or "."
+    storage.refuse_device(path)
     storage.make_folder(folder)
     with storage.locked(f"{path}.{LOCK}"):
         for ending, content in (beside or {}).items():

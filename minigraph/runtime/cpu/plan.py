@@ -98,12 +98,7 @@ class Plan:
         self.facts_in: weakref.WeakKeyDictionary[Scope, ScopeFacts] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
-        room = (arena or AddressRange()) if placed else None
-        try:
-            self.buffers, self.nbytes = assign_buffers(self.values, self.steps, options, room)
-        except MemoryError as problem:
-            fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
-            raise MEMORY(fact, hint="a smaller batch") from None
+        self.buffers, self.nbytes = _assigned(self, (arena or AddressRange()) if placed else None)
         for bound in self.steps:
             if bound.out is not None:
                 bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])
@@ -278,6 +273,15 @@ class Plan:
         owned = value.producer >= 0 and value.buffer is None and not value.persistable and value.root == index
         twice = self.fetched.count(index) > 1
         return array if owned and array.base is None and not twice else _copied(array, value.name)
+
+
+def _assigned(plan: Plan, arena: AddressRange | None) -> tuple[list[np.ndarray], int]:
+    """What `assign_buffers` gives for a plan."""
+    try:
+        return assign_buffers(plan.values, plan.steps, plan.options, arena)
+    except MemoryError as problem:
+        fact = f"out of memory: no room for the temporaries of program {plan.program.name} ({problem})"
+        raise MEMORY(fact, hint="a smaller batch") from None
 
 
 def _owner(array: np.ndarray) -> Any:
