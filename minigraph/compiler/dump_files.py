@@ -9,6 +9,7 @@ from minigraph.errors.kinds import STORAGE
 from minigraph.ir.dot import to_dot
 from minigraph.passes.engine.history import History
 from minigraph.program import Program
+from minigraph.runtime.checkpoint.single import write_text
 
 
 def write_dot(path: Path, before: Program, after: Program) -> None:
@@ -42,7 +43,7 @@ def _write(flag: str, path: Path, folder: Path, texts: Mapping[str, str]) -> Non
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            write_text(folder / name, text)
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the path, or what its encoding lacks
         why = getattr(problem, "strerror", None) or str(problem)
         raise STORAGE(

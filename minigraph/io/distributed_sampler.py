@@ -36,6 +36,7 @@ class DistributedBatchSampler(BatchSampler):
         fits = isinstance(self.nranks, int) and isinstance(self.local_rank, int) and 0 <= self.local_rank < self.nranks
         require(fits, f"rank is {self.local_rank!r} of num_replicas={self.nranks!r}", AttrError)
         self.shuffles = shuffle
+        self.draws = False  # the epoch says the order
 
     def set_epoch(self, epoch: int) -> None:
         """Decide the order of the next iteration."""

@@ -14,8 +14,9 @@ from minigraph.errors.kinds import CONFLICT, MISSING
 from minigraph.program import Variable
 
 from .dataset import IterableDataset
+from .distributed_sampler import DistributedBatchSampler
 from .prefetch import mapped, prefetched
-from .sampler import BatchSampler, EpochSampler
+from .sampler import BatchSampler, EpochSampler, RandomSampler, SequenceSampler
 
 _here = threading.local()
 
@@ -92,10 +93,13 @@ class DataLoader:
         self.batch_sampler = batch_sampler
         require(seed is None or shuffle, "a seed is for shuffle=True", CONFLICT)
         self._order = EpochSampler(dataset, seed) if seed is not None else None
-        self._repeats = seed is not None or not shuffle
-        if not own and batch_size is not None and not self.iterable:
-            sampled = dataset if self._order is None else None
-            self.batch_sampler = BatchSampler(sampled, self._order, shuffle, batch_size, drop_last)
+        self.sampler: Any = None
+        if not own and not self.iterable:
+            self.sampler = self._order or (RandomSampler(dataset) if shuffle else SequenceSampler(dataset))
+            if batch_size is not None:
+                self.batch_sampler = BatchSampler(sampler=self.sampler, batch_size=batch_size, drop_last=drop_last)
+        self._draws = getattr(self.sampler or batch_sampler, "draws", False)
+        self._ranks = batch_sampler if isinstance(batch_sampler, DistributedBatchSampler) else None
         self._next = {"epoch": 0, "batch": 0}
         self._resumed = True  # whether the next iteration begins at _next, not at the epoch behind it
 
@@ -110,6 +114,8 @@ class DataLoader:
         at = self._next
         if self._order is not None:
             self._order.epoch = at["epoch"]
+        if self._ranks is not None:
+            at["sampler_epoch"] = self._ranks.epoch
         source = self._read(at["batch"])
         try:
             for batch in source:
@@ -125,13 +131,17 @@ class DataLoader:
     def state_dict(self) -> dict[str, int]:
         """Which batch comes next: {"epoch": iterations before this one, "batch": batches of it, "seed": ...}.
 
-        It is that of the latest iteration. An order that Python's `random` drew is refused: nobody can find it again.
+        It is that of the latest iteration. "sampler_epoch" is the epoch of a DistributedBatchSampler. An order that
+        Python's `random` drew is refused: nobody can find it again.
         """
         require(
-            self._repeats, "the order of this loader was drawn by Python's random, it has no state", AttrError,
+            not self._draws, "the order of this loader was drawn by Python's random, it has no state", AttrError,
             "DataLoader(..., shuffle=True, seed=7)",
         )  # fmt: skip
-        return dict(self._next) | ({} if self._order is None else {"seed": self._order.seed})
+        state = dict(self._next) | ({} if self._order is None else {"seed": self._order.seed})
+        if self._ranks is not None and self._resumed:  # what set_epoch says holds until an iteration begins
+            state["sampler_epoch"] = self._ranks.epoch
+        return state
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Let the next iteration begin with the batch that a `state_dict()` of such a loader names."""
@@ -145,6 +155,8 @@ class DataLoader:
         inside = most is None or state["batch"] <= most
         require(inside, f"the state names batch {state['batch']}, the loader has {most}", AttrError)
         self._next, self._resumed = {"epoch": int(state["epoch"]), "batch": int(state["batch"])}, True
+        if self._ranks is not None:
+            self._ranks.set_epoch(int(state["sampler_epoch"]))
 
     def _read(self, skipped: int) -> Generator[Any, None, None]:
         """The batches but the first ones, which are read only where there is no other way."""
@@ -157,7 +169,7 @@ class DataLoader:
             yield from self._batches(skipped)
 
     def _numbers(self, skipped: int) -> Iterator[Any]:
-        numbers = range(len(self.dataset)) if self.batch_sampler is None else self.batch_sampler
+        numbers = self.sampler if self.batch_sampler is None else self.batch_sampler
         return itertools.islice(numbers, skipped, None)
 
     def _begin(self) -> Callable[[], None]:

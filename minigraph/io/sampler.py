@@ -14,7 +14,12 @@ from minigraph.errors.kinds import CONFLICT, MISSING
 
 
 class Sampler:
-    """Base: a subclass gives `iter(self)`, the numbers of samples in their order."""
+    """Base: a subclass gives `iter(self)`, the numbers of samples in their order.
+
+    draws  whether Python's `random` draws the order, so that nobody can find it again
+    """
+
+    draws = False
 
     def __init__(self, data_source: Any = None) -> None:
         self.data_source = data_source
@@ -47,6 +52,7 @@ class RandomSampler(Sampler):
         most = None if replacement else len(data_source)
         self.num_samples = len(data_source) if num_samples is None else _count("num_samples", num_samples, most)
         self.replacement, self.generator = replacement, generator
+        self.draws = generator is None
 
     def __iter__(self) -> Iterator[int]:
         size = len(self.data_source)
@@ -80,6 +86,8 @@ class EpochSampler(Sampler):
 class SubsetRandomSampler(Sampler):
     """These numbers, each once, in an order that is drawn."""
 
+    draws = True
+
     def __init__(self, indices: Sequence[int]) -> None:
         require(len(indices) > 0, "indices is an empty list", MISSING)
         self.indices = list(indices)
@@ -93,6 +101,8 @@ class SubsetRandomSampler(Sampler):
 
 class WeightedRandomSampler(Sampler):
     """`num_samples` numbers, drawn with these weights."""
+
+    draws = True
 
     def __init__(self, weights: Any, num_samples: int, replacement: bool = True) -> None:
         self.weights = np.asarray(weights, "float64").ravel()
@@ -124,6 +134,7 @@ class BatchSampler(Sampler):
         if sampler is None:
             sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         self.sampler, self.drop_last = sampler, bool(drop_last)
+        self.draws = getattr(sampler, "draws", False)
         self.batch_size = _count("batch_size", batch_size, None)
 
     def __iter__(self) -> Iterator[Any]:

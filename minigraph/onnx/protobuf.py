@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from types import ModuleType
@@ -35,19 +36,27 @@ def package() -> ModuleType:
 def write(model: Model, path: Any, external: bool | None = None) -> None:
     """Put a Model into a file.
 
-    external  weights lie in `path`.data; None: only where the file would pass 2 GB
+    external  weights lie in a file beside it, `path`.<hash of them>.data; None: only where the file would pass 2 GB
     """
     place, onnx = file_path(path), package()
     arrays = {name: in_one_piece(array) for name, array in model.initializers.items()}
     apart: list[np.ndarray] = []
     if external or (external is None and sum(a.nbytes for a in arrays.values()) > LARGEST):
         apart = [a for a in arrays.values() if a.nbytes >= SMALLEST]
-    message = _Messages(onnx).model(model, arrays, {id(a) for a in apart}, os.path.basename(place) + ".data")
+    beside: dict[str, Iterable[bytes | memoryview]] = {_ending(apart): _pages(apart)} if apart else {}
+    location = os.path.basename(place) + "".join(beside)
+    message = _Messages(onnx).model(model, arrays, {id(a) for a in apart}, location)
     if message.ByteSize() > LARGEST + ROOM:
         raise ProgramError("the file would have more than 2 GB", hint="external_data=True")
-    if apart:
-        write_file(place + ".data", _pages(apart))
-    write_file(place, [message.SerializeToString()])
+    write_file(place, [message.SerializeToString()], beside)
+
+
+def _ending(arrays: Iterable[np.ndarray]) -> str:
+    """Other weights lie in another file, so that those that a model names stay until another model is there."""
+    content = hashlib.sha256()
+    for page in _pages(arrays):
+        content.update(page)
+    return f".{content.hexdigest()[:16]}.data"
 
 
 def _pages(arrays: Iterable[np.ndarray]) -> Iterable[bytes | memoryview]:

@@ -24,6 +24,7 @@ from minigraph.errors.kinds import STORAGE
 from minigraph.kernels.peaks import Peaks
 from minigraph.program.text.html import folded, table
 from minigraph.program.text.summary import amount
+from minigraph.runtime.checkpoint.single import write_text
 from minigraph.runtime.profiling import TimedRun, listening
 
 from .rows import GROUPS, Row, grouped, operators
@@ -101,7 +102,7 @@ class Profiler:
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"traceEvents": events(self.runs)}, separators=(",", ":")), encoding="utf-8")
+            write_text(path, json.dumps({"traceEvents": events(self.runs)}, separators=(",", ":")))
         except (OSError, ValueError) as problem:
             why = getattr(problem, "strerror", None) or str(problem)
             raise STORAGE(f"{str(path)!r} cannot be written: {why}") from None

@@ -25,7 +25,7 @@ from minigraph.errors import (
     require,
     shortened,
 )
-from minigraph.errors.kinds import NAME, NO_NUMBERS, UNKNOWN_FEED, UNKNOWN_NAME
+from minigraph.errors.kinds import NAME, NO_NUMBERS, UNKNOWN_FEED, UNKNOWN_NAME, no_memory
 from minigraph.opdef.inner import InnerBlock
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
@@ -260,6 +260,8 @@ def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str,
             array = in_one_piece(np.array(as_numpy(value), order="C"))
         except NO_ARRAY as problem:
             raise NO_NUMBERS(f"value of {name} is {why_no_array(value, problem)}") from None
+        except MemoryError as problem:
+            raise no_memory(f"a copy of {name}", problem) from problem
         require(v.persistable, f"{name} is not persistable", ProgramError)
         require(
             array.dtype == v.dtype and v.type.accepts(v.type.with_shape(array.shape)),

@@ -13,6 +13,8 @@ from minigraph import optimizer as opt
 from minigraph.errors import AttrError, FeedError, FetchError, KernelError, PlaceError, ProgramError
 from minigraph.opdef import OPS, op
 from minigraph.program.builder import Builder
+from minigraph.runtime.cpu.plan import Plan
+from minigraph.types import TensorType, float32
 
 X = {"x": np.ones((2, 4), "float32")}
 
@@ -174,7 +176,9 @@ def test_what_is_no_shape_of_a_memory_report(case, place):
 def test_temporaries_for_which_no_machine_has_room():
     net = Net()
     with pytest.raises(KernelError, match=r"out of memory: no room for the temporaries of program net(.|\n)*hint"):
-        static.CompiledProgram(net.main).memory_report({"x": [2**48, 4]}, [net.loss], mg.CPUPlace())
+        Plan(net.main, {"x": TensorType((2**48, 4), float32)}, [net.loss.name])
+    report = static.CompiledProgram(net.main).memory_report({"x": [2**48, 4]}, [net.loss], mg.CPUPlace())
+    assert report.planned > 2**48  # to be told so is what a report is for
 
 
 @pytest.mark.parametrize("place", [mg.CUDAPlace(0), mg.CPUPlace()], ids=str)

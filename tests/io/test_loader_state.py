@@ -89,6 +89,59 @@ def test_streams_and_samplers_of_the_user_have_a_state():
         assert found + numbers(rest) == expected
 
 
+@pytest.mark.parametrize("settings", THREADS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_sampler_of_ranks_goes_on_in_its_epoch(settings, drop_last):
+    def make() -> io.DataLoader:
+        sampler = io.DistributedBatchSampler(DATA, 4, 2, 1, shuffle=True, drop_last=drop_last)
+        return io.DataLoader(DATA, batch_sampler=sampler, **settings)
+
+    whole = make()
+    expected = numbers(whole) + numbers(whole) + numbers(whole)
+    each = len(expected) // 3
+    for stop in range(2 * each + 1):
+        half, found = make(), []
+        for epoch in range(1 + stop // each):
+            batches = iter(half)
+            for _ in range(min(stop - epoch * each, each)):
+                found += numbers([next(batches)])
+            if epoch < stop // each:
+                assert not list(batches)
+        rest = make()
+        rest.load_state_dict(half.state_dict())
+        assert rest.state_dict() == half.state_dict()
+        while len(found) < len(expected):
+            found += numbers(rest)
+        assert found == expected
+    fresh = make()
+    fresh.batch_sampler.set_epoch(7)
+    rest.load_state_dict(fresh.state_dict())
+    assert numbers(rest) == numbers(fresh) != expected[:each]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        io.BatchSampler(DATA, shuffle=True, batch_size=4),
+        io.BatchSampler(sampler=io.RandomSampler(DATA), batch_size=4),
+        io.BatchSampler(sampler=io.SubsetRandomSampler(range(9)), batch_size=4),
+        io.BatchSampler(sampler=io.WeightedRandomSampler(np.ones(23), 23), batch_size=4),
+    ],
+)
+def test_an_order_that_a_sampler_of_the_user_draws_has_no_state(sampler):
+    drawn = io.DataLoader(DATA, batch_sampler=sampler)
+    with pytest.raises(AttrError, match="it has no state"):
+        drawn.state_dict()
+    with pytest.raises(AttrError, match="it has no state"):
+        drawn.load_state_dict({"epoch": 0, "batch": 0})
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_samples_without_batches_are_shuffled(seed):
+    samples = [int(s[0]) for s in io.DataLoader(DATA, batch_size=None, shuffle=True, seed=seed)]
+    assert samples != sorted(samples) == list(range(23))
+
+
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}])
 @pytest.mark.parametrize("closed", [True, False])
 def test_an_iteration_that_is_left_stops_its_threads(settings, closed, monkeypatch):

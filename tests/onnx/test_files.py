@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from minigraph.errors import MinigraphError, PlaceError, ProgramError, Uninitial
 from minigraph.onnx import protobuf
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
+from tests.support.checkpoints import FailingDisk, with_disk
 from tests.support.onnx_runtime import checked, onnx, served
 
 
@@ -78,13 +81,19 @@ def test_a_reader_finds_operators_scopes_and_lines(net):
 # weights
 
 
+def beside(path: Path) -> Path:
+    """The file with the weights of the one at `path`."""
+    (found,) = path.parent.glob("net.onnx.*.data")
+    return found
+
+
 def test_weights_beside_the_file_are_the_same(net, monkeypatch):
     program, out, path = net
     monkeypatch.setattr(protobuf, "SMALLEST", 256)  # the bias goes there, too, behind a page
     program.to_onnx(path, [out])
     within, expected = path.stat().st_size, served(path, feed_of())[0]
     program.to_onnx(path, [out], external_data=True)
-    assert path.stat().st_size < within - 4000 and path.with_name("net.onnx.data").stat().st_size >= 4096
+    assert path.stat().st_size < within - 4000 and beside(path).stat().st_size >= 4096
     np.testing.assert_array_equal(served(path, feed_of())[0], expected)
     scope = Scope()
     loaded = mg.onnx.load(path, scope)
@@ -92,11 +101,43 @@ def test_weights_beside_the_file_are_the_same(net, monkeypatch):
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("error", [None, errno.ENOSPC])
+def test_a_model_and_the_weights_beside_it_are_of_one_export(net, error):
+    """A crash or an error of any call of the system leaves the former ones or the new ones."""
+    program, out, path = net
+
+    def export(shift: float, disk: FailingDisk | None = None) -> None:
+        program.set_state_dict({name: a + np.float32(shift) for name, a in first.items()})
+        with_disk(disk or FailingDisk(), lambda: program.to_onnx(path, [out], external_data=True))
+
+    def weights() -> dict[str, bytes]:
+        model = onnx.load(str(path))
+        return {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in model.graph.initializer}
+
+    first = program.state_dict()
+    export(1)
+    new, counted = weights(), FailingDisk()
+    export(0)
+    old = weights()
+    assert old != new
+    export(1, counted)
+    for at in range(counted.count):
+        export(0)
+        with suppress(ProgramError):
+            export(1, FailingDisk(at, error))
+        assert weights() in (old, new), at
+        export(1)
+        assert weights() == new
+        assert sorted(p.name for p in path.parent.iterdir()) == sorted([path.name, beside(path).name])
+    program.to_onnx(path, [out])
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
 def test_weights_beyond_the_limit_go_beside_the_file_unasked(net, monkeypatch):
     program, out, path = net
     monkeypatch.setattr(protobuf, "LARGEST", 4096)
     program.to_onnx(path, [out])
-    assert path.with_name("net.onnx.data").exists()
+    assert beside(path).exists()
     monkeypatch.setattr(protobuf, "LARGEST", 0)
     monkeypatch.setattr(protobuf, "ROOM", 0)
     with pytest.raises(ProgramError, match=r"more than 2 GB(?s:.*)external_data=True"):

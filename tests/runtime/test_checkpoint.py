@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -510,3 +511,29 @@ def test_a_state_of_unknown_size_is_written_before_it_is_read() -> None:
     static.global_scope().write("state", np.ones((2, 4), "float32"))
     with pytest.raises(UninitializedError, match=r"state: .* is read before an operator writes it"):
         static.Executor().run(main, {"x": np.ones((2, 4), "float32")}, [total])
+
+
+def test_a_device_stays(tmp_path: Path) -> None:
+    """As root a rename would put a file in the place of /dev/null."""
+    try:
+        os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    with pytest.raises(ProgramError, match=r"cannot write .*null: it is a device"):
+        mg.save({"a": np.ones(2)}, tmp_path / "null")
+    assert [p.is_char_device() for p in tmp_path.iterdir()] == [True]
+
+
+def test_no_room_for_a_copy_of_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Trained()
+    trained.set(1)
+    before = trained.main.state_dict(scope=trained.scope)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "array", full)
+        with pytest.raises(MinigraphError, match="out of memory: no room for a copy of a"):
+            trained.main.set_state_dict(before, trained.scope)
+    assert all((a == 1).all() for a in trained.main.state_dict(scope=trained.scope).values())

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,81 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert names(tmp_path) == FILES
         assert trained.loaded(path) == OLD
+
+
+def test_a_folder_that_is_renamed_between_any_two_calls(tmp_path: Path) -> None:
+    """Another one has its name then: a save that says nothing has left all of a state in one of the two."""
+
+    class Renaming(FailingDisk):
+        def __getattr__(self, name: str) -> Any:
+            if name in self.COUNTED and self.count == at:
+                here.rename(tmp_path / "there")
+                here.mkdir()
+            return super().__getattr__(name)
+
+    trained, here, counted = Trained(), tmp_path / "here", FailingDisk()
+    trained.save(here / "m", OLD)
+    with_disk(counted, lambda: trained.save(here / "m", NEW))
+    for at in range(counted.count):
+        shutil.rmtree(tmp_path / "there", ignore_errors=True)
+        trained.save(here / "m", OLD)
+        try:
+            with_disk(Renaming(), lambda: trained.save(here / "m", NEW))
+        except (ProgramError, UserWarning):
+            continue
+        assert NEW in (trained.loaded(here / "m"), trained.loaded(tmp_path / "there" / "m")), at
+
+
+def texts(path: Path, words: str) -> dict[str, Callable[[], Any]]:
+    """What writes a text of these words into the folder at a path."""
+    main = static.Program(words)
+    with static.program_guard(main, static.Program()):
+        out = mg.mean(static.data("x", [2]) * 2.0)
+    feed, exe = {"x": np.ones(2, "float32")}, static.Executor()
+
+    def trace() -> None:
+        with mg.profiler.Profiler() as profiler:
+            exe.run(main, feed, [out])
+        profiler.write_trace(path / "trace.json")
+
+    def compiled(**flags: Any) -> None:
+        exe.run(static.CompiledProgram(main, static.BuildStrategy.all(**flags)), feed, [out])
+
+    return {
+        "report": lambda: static.CompiledProgram(main).report(path / "report.html", feed, [out]), "trace": trace,
+        "dump": lambda: compiled(dump_dir=str(path)), "dot": lambda: compiled(debug_graphviz_path=str(path / "g.dot")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["report", "trace", "dump", "dot"])
+def test_a_text_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, kind: str) -> None:
+    texts(tmp_path, "old")[kind]()
+    old = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    write = texts(tmp_path, "new")[kind]
+    for limit in (0, 1, 100):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(ProgramError, match="cannot be written: File too large"):
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == old
+    write()
+    assert {p.name for p in tmp_path.iterdir()} == old.keys()
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} != old
+
+
+def test_a_text_goes_where_a_link_leads_and_into_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "r.html").symlink_to("far.html")
+    (tmp_path / "far.html").write_text("before")
+    write = static.CompiledProgram(static.Program()).report
+    write(tmp_path / "r.html")
+    assert (tmp_path / "r.html").is_symlink() and b"<html" in (tmp_path / "far.html").read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["dd", f"if={tmp_path}/pipe", f"of={tmp_path}/copy", "status=none"]):
+        write(tmp_path / "pipe")
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "far.html").read_bytes()
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

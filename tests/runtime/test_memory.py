@@ -426,6 +426,16 @@ def test_a_report_needs_shapes_that_fit():
     assert arrays == compiled.memory_report({"x": (32, 64)})
 
 
+def test_a_report_on_a_cpu_takes_no_memory_for_the_plan():
+    """2 PiB are more than any host has addresses for."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()):
+        x, w = mg.static.data("x", [-1, 1024]), mg.static.create_parameter([1024, 1024], "float32")
+        out = mg.nn.functional.softmax(x) @ w
+    report = mg.static.CompiledProgram(main).memory_report({"x": [2**39, 1024]}, [out], mg.CPUPlace())
+    assert report.planned >= 2**51
+
+
 def test_a_report_asks_for_no_shape_that_nobody_reads():
     main, startup = mg.static.Program(), mg.static.Program()
     with mg.static.program_guard(main, startup):

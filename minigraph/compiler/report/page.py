@@ -11,6 +11,7 @@ from typing import Any
 
 from minigraph.errors import require_path
 from minigraph.errors.kinds import STORAGE
+from minigraph.runtime.checkpoint.single import write_text
 
 FOLDER = Path(__file__).parent
 PLACE = re.compile(r"\{\{\w+\}\}")
@@ -48,7 +49,7 @@ def write(path: str | Path, facts: Mapping[str, Any]) -> Path:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(facts), encoding="utf-8")
+        write_text(path, page(facts))
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or str(problem)
         raise STORAGE(f"{str(path)!r} cannot be written: {why}", hint="give a file in a folder that can") from None

@@ -105,6 +105,10 @@ def _write(path: str, folder: str, manifest: Manifest, files: Mapping[str, Packe
         at = plain(path, MANIFEST)
         storage.write_new(fresh(path, MANIFEST, manifest.token), [manifest.dumped()])
         storage.sync_folder(folder)
+        for kind in files:  # one may be gone: the folder was renamed, and another one has its name
+            at = plain(path, kind)
+            storage.require_there(fresh(path, kind, manifest.token))
+        at = plain(path, MANIFEST)
         storage.rename(fresh(path, MANIFEST, manifest.token), at)
     except OSError as problem:
         raise storage.problem_with("write", at, problem) from None

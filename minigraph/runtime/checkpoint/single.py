@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,7 @@ from .paths import LOCK, can_be_encoded, shown
 from .tensors import read
 
 PARTIAL = "partial_save"  # what a file is called until it is whole
+BESIDE = re.compile(r"\.[0-9a-f]{16}\.data")  # ends the name of a file that another one names
 
 
 def file_path(path: Any) -> str:
@@ -30,27 +32,71 @@ def file_path(path: Any) -> str:
     return name
 
 
-def write_file(path: str, parts: Iterable[bytes | memoryview]) -> None:
+Parts = Iterable[bytes | memoryview]
+
+
+def write_file(path: str, parts: Parts, beside: Mapping[str, Parts] | None = None) -> None:
     """Put these bytes into the file at `path`, in place of what is there.
 
-    Who holds its lock is the only one who writes it, so what a crash left of a save is always the same file, which the
-    next one removes.
+    beside  {ending: bytes} of the files that this one names, for a kind of file that may name some. An ending says
+            what is in its file, as BESIDE: it is there before `path` names it, and goes after no `path` names it
+    Errors: ProgramError, and what is there stays.
     """
-    folder, fresh = os.path.dirname(path) or ".", f"{path}.{PARTIAL}"
     try:
-        storage.make_folder(folder)
-        with storage.locked(f"{path}.{LOCK}"):
-            try:
-                storage.remove(fresh)
-                storage.write_new(fresh, parts)
-                storage.rename(fresh, path)
-            except BaseException:
-                with suppress(OSError):
-                    storage.remove(fresh)
-                raise
-            storage.sync_folder(folder)
+        _replace(path, parts, beside)
     except OSError as problem:
         raise storage.problem_with("write", path, problem) from None
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Likewise for a text that people read. A link is followed; a terminal or a pipe gets the text as it comes.
+
+    Errors: OSError; ValueError for what cannot be a path.
+    """
+    content = text.encode(errors="backslashreplace")
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            file.write(content)
+    else:
+        _replace(os.path.realpath(path), [content], None)
+
+
+def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> None:
+    """Who holds the lock is the only one who writes: what a crash left is known, and goes with the next save."""
+    folder = os.path.dirname(path) or "."
+    storage.refuse_device(path)
+    storage.make_folder(folder)
+    with storage.locked(f"{path}.{LOCK}"):
+        for ending, content in (beside or {}).items():
+            _put(path + ending, content)
+        if beside:
+            storage.sync_folder(folder)
+        _put(path, parts)
+        storage.sync_folder(folder)
+        if beside is not None:
+            _sweep(path, folder, beside)
+
+
+def _put(path: str, parts: Parts) -> None:
+    fresh = f"{path}.{PARTIAL}"
+    try:
+        storage.remove(fresh)
+        storage.write_new(fresh, parts)
+        storage.rename(fresh, path)
+    except BaseException:
+        with suppress(OSError):
+            storage.remove(fresh)
+        raise
+
+
+def _sweep(path: str, folder: str, beside: Iterable[str]) -> None:
+    """Remove files that `path` named before, and what crashes left of such; what stays goes the next time."""
+    own, kept = os.path.basename(path), {os.path.basename(path) + ending for ending in beside}
+    with suppress(OSError):
+        for name in storage.names_in(folder):
+            ending = name.removeprefix(own).removesuffix(f".{PARTIAL}")
+            if name.startswith(own) and BESIDE.fullmatch(ending) and name not in kept:
+                storage.remove(os.path.join(folder, name))
 
 
 def read_file(path: str) -> bytes:

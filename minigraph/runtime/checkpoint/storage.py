@@ -103,6 +103,19 @@ def is_folder(path: str) -> bool:
         return False
 
 
+def refuse_device(path: str) -> None:
+    """An OSError for a device: a user who may would replace /dev/null."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise OSError(errno.EINVAL, "it is a device")
+
+
+def require_there(path: str) -> None:
+    """An OSError where nothing has this name."""
+    os.lstat(path)
+
+
 def exists(path: str) -> bool:
     return os.path.lexists(path)
 

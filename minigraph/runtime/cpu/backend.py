@@ -52,7 +52,7 @@ class CPUBackend:
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
     ) -> PlannedMemory:
         """The buffers of a Plan, and values that kernels allocate as they run."""
-        plan = Plan(program, feeds, fetches, options=options)
+        plan = Plan(program, feeds, fetches, options=options, placed=False)
         steps = plan.schedule.steps
         residents, allocated = [], []
         for block in _blocks(plan):

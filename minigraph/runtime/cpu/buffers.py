@@ -16,15 +16,16 @@ from minigraph.runtime.options import RunOptions
 from minigraph.runtime.overwriting import dies, named_input
 from minigraph.runtime.schedule import Step, Value, flat
 
-from .memory import AddressRange
+from .memory import AddressRange, placed
 
 
 def assign_buffers(
-    values: list[Value], steps: Sequence[Any], options: RunOptions, arena: AddressRange
+    values: list[Value], steps: Sequence[Any], options: RunOptions, arena: AddressRange | None
 ) -> tuple[list[np.ndarray], int]:
     """Give each value that a kernel can write in place a buffer, shared with what it overwrites; their bytes in all.
 
     steps   BoundSteps, which get the arrays
+    arena   None for no arrays: what they would take is only counted
     """
     lives: list[Life] = []
     owner: dict[int, int] = {}  # root -> buffer
@@ -45,6 +46,8 @@ def assign_buffers(
             owner[index] = value.buffer = buffer
             wishes.append((bound, slot, place, index))
     blocks, places = _in_rows([bound.step for bound in steps], owner, lives)
+    if arena is None:
+        return [], placed(blocks)[1]
     memory, nbytes = arena.buffers(blocks)
     buffers = [memory[block][at : at + life.nbytes] for (block, at), life in zip(places, lives, strict=True)]
     for bound, slot, place, index in wishes:

@@ -32,15 +32,8 @@ class AddressRange:
         self.bytes = np.empty(0, np.uint8)
 
     def buffers(self, lives: Sequence[Life]) -> tuple[list[np.ndarray], int]:
-        """(arrays of so many bytes, how many all of them take); two share memory if they never live together.
-
-        Large ones begin at a page. Their content is undefined.
-        """
-        wide = [Life(-(-life.nbytes // PAGE) * PAGE, *life[1:]) if life.nbytes >= LARGE else None for life in lives]
-        large, end = layout([life or Life(0, 0, 0) for life in wide])
-        small, rest = layout([Life(0, 0, 0) if big else life for big, life in zip(wide, lives, strict=True)])
-        starts = [large[i] if big else end + small[i] for i, big in enumerate(wide)]
-        nbytes = end + rest
+        """(arrays of so many bytes, how many all of them take), as `placed` says. Their content is undefined."""
+        starts, nbytes = placed(lives)
         memory = self.bytes if self._reaches(nbytes) else pages(nbytes)
         return [memory[at : at + life.nbytes] for at, life in zip(starts, lives, strict=True)], nbytes
 
@@ -53,6 +46,14 @@ class AddressRange:
             with suppress(OSError):  # a kernel may have none
                 self.range.madvise(mmap.MADV_HUGEPAGE, 0, nbytes)
         return nbytes <= len(self.bytes)
+
+
+def placed(lives: Sequence[Life]) -> tuple[list[int], int]:
+    """(offset of each block, bytes in all); two share memory if they never live together. Large ones are at pages."""
+    wide = [Life(-(-life.nbytes // PAGE) * PAGE, *life[1:]) if life.nbytes >= LARGE else None for life in lives]
+    large, end = layout([life or Life(0, 0, 0) for life in wide])
+    small, rest = layout([Life(0, 0, 0) if big else life for big, life in zip(wide, lives, strict=True)])
+    return [large[i] if big else end + small[i] for i, big in enumerate(wide)], end + rest
 
 
 def _reserved() -> mmap.mmap | None:

@@ -77,6 +77,8 @@ class ScopeFacts:
 class Plan:
     """Steps and buffers of `program` on a CPU for feeds of the given types.
 
+    arena    where its buffers lie; a range of their own for None
+    placed   False for a plan that is only looked at: it takes no memory and cannot run
     seconds  what it has cost to make, as whoever makes it measures
     """
 
@@ -85,6 +87,7 @@ class Plan:
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
         seed: int = 0, options: RunOptions = DEFAULT, arena: AddressRange | None = None,
+        placed: bool = True,
     ) -> None:  # fmt: skip
         self.program, self.seed, self.options = program, seed, options
         self.schedule = Schedule(program, feeds, fetches, prune, inplace=options.inplace)
@@ -95,11 +98,7 @@ class Plan:
         self.facts_in: weakref.WeakKeyDictionary[Scope, ScopeFacts] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
-        try:
-            self.buffers, self.nbytes = assign_buffers(self.values, self.steps, options, arena or AddressRange())
-        except MemoryError as problem:
-            fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
-            raise MEMORY(fact, hint="a smaller batch") from None
+        self.buffers, self.nbytes = _assigned(self, (arena or AddressRange()) if placed else None)
         for bound in self.steps:
             if bound.out is not None:
                 bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])
@@ -274,6 +273,15 @@ class Plan:
         owned = value.producer >= 0 and value.buffer is None and not value.persistable and value.root == index
         twice = self.fetched.count(index) > 1
         return array if owned and array.base is None and not twice else _copied(array, value.name)
+
+
+def _assigned(plan: Plan, arena: AddressRange | None) -> tuple[list[np.ndarray], int]:
+    """What `assign_buffers` gives for a plan."""
+    try:
+        return assign_buffers(plan.values, plan.steps, plan.options, arena)
+    except MemoryError as problem:
+        fact = f"out of memory: no room for the temporaries of program {plan.program.name} ({problem})"
+        raise MEMORY(fact, hint="a smaller batch") from None
 
 
 def _owner(array: np.ndarray) -> Any:
