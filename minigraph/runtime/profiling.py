@@ -73,7 +73,7 @@ def clock() -> list[float] | None:
 
 def tell(program: Program, schedule: Any, peaks: Callable[[], Peaks], marks: Sequence[float]) -> None:
     """A run on a CPU; `marks` are those of `clock`, without the end, which is now."""
-    told = _listener.get()
+    told = listener()
     if told is None:
         return
     ends = [*marks, perf_counter()]
