@@ -245,8 +245,8 @@ class CompiledProgram(NotPickled):
         if key not in self._compilations:
             with without_collection():
                 self._compilations[key] = _Compilation(self._program, self._strategy, *key, self._parallel)
-        self._latest = self._compilations[key]
-        return self._latest
+        self._latest = compilation = self._compilations[key]
+        return compilation  # another thread may have set `_latest` since
 
 
 class _Compilation:

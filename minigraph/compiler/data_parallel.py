@@ -51,6 +51,8 @@ class DataParallel:
         _check_ignored(*ignored)
         if isinstance(loss_name, Variable):
             loss_name = loss_name.name
+        require(loss_name is None or isinstance(loss_name, str), f"loss_name is {loss_name!r}, not a str", ProgramError,
+                "with_data_parallel(loss_name=loss.name)")  # fmt: skip
         given = tuple(places) if isinstance(places, (list, tuple)) else () if places is None else (places,)
         cuda.require_ranks(given)
         processes = present().size

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
 from minigraph.errors.kinds import NESTED
@@ -19,13 +19,25 @@ from minigraph.errors.kinds import NESTED
 T = TypeVar("T")
 
 
+_mark: ContextVar[None] = ContextVar("minigraph mark")  # only a context that set it takes its tokens back
+
+
+def _is_of_here(token: Token[None]) -> bool:
+    """Whether the context that runs now is that in which `token` was given; a copy of it is another one."""
+    try:
+        _mark.reset(token)
+    except ValueError:
+        return False
+    return True
+
+
 class _Entry(Generic[T]):
     """A guard that was entered."""
 
-    __slots__ = ("open", "thread", "value")
+    __slots__ = ("open", "value")
 
     def __init__(self, value: T) -> None:
-        self.value, self.thread, self.open = value, threading.get_ident(), True
+        self.value, self.open = value, True
 
 
 class Guards(Generic[T]):
@@ -58,14 +70,15 @@ class Guards(Generic[T]):
     @contextmanager
     def entered(self, value: T) -> Iterator[None]:
         """Open a guard for the block."""
-        entry = _Entry(value)
+        entry, token = _Entry(value), None
         try:
+            token = _mark.set(None)
             self.entries.set((*self.entries.get(), entry))
             yield
         finally:
             try:
                 entries = self.entries.get()
-                if entry.thread != threading.get_ident() or entry not in entries:
+                if token is None or not _is_of_here(token):
                     entry.open = False  # it was entered elsewhere, where it ends for those who still see it
                 self.entries.set(tuple(e for e in entries if e is not entry and e.open))
             except BaseException:  # an interrupt: it is over for all

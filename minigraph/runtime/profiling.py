@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from minigraph.kernels.peaks import Peaks
 from minigraph.program import Operator, Program
+from minigraph.program.context import Guards
 from minigraph.types import TensorType
 
 from .kernel_list import Kernel
@@ -51,32 +51,29 @@ class TimedRun:
 
 
 Listener = Callable[[TimedRun], None]
-_listener: ContextVar[Listener | None] = ContextVar("minigraph profiler", default=None)
+_listeners = Guards[Listener | None]("profiler")
 
 
 def listener() -> Listener | None:
     """Who wants to know of the runs of this thread."""
-    return _listener.get()
+    return _listeners.innermost(None)
 
 
 @contextmanager
 def listening(to: Listener) -> Iterator[None]:
     """Inside the block runs of this thread are told to `to`."""
-    before = _listener.set(to)
-    try:
+    with _listeners.entered(to):
         yield
-    finally:
-        _listener.reset(before)
 
 
 def clock() -> list[float] | None:
     """A list for the time before each step and after the last one; None where nobody listens."""
-    return None if _listener.get() is None else []
+    return None if listener() is None else []
 
 
 def tell(program: Program, schedule: Any, peaks: Callable[[], Peaks], marks: Sequence[float]) -> None:
     """A run on a CPU; `marks` are those of `clock`, without the end, which is now."""
-    told = _listener.get()
+    told = listener()
     if told is None:
         return
     ends = [*marks, perf_counter()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import minigraph as mg
+from minigraph import static
 from minigraph.compiler import strategy
 from minigraph.compiler.fields import UnknownField
 from minigraph.compiler.strategy import PASSES, RUN_FLAGS, BuildStrategy, PassRow
@@ -206,3 +207,16 @@ def test_what_was_replaced_stands_in_one_column():
     lines = [line for line in report.render().splitlines() if line.startswith("  + ")]
     assert lines[0].index("   from") == lines[1].index("   from") < lines[2].index("   from")
     assert lines[0].index("train.py:3") == lines[1].index("train.py:3")
+
+
+@pytest.mark.parametrize("flag", ["return_lse", "training"])
+def test_attention_takes_bools_for_flags(flag: str):
+    with static.program_guard(static.Program(), static.Program()):
+        x = static.data("x", [2, 3, 4, 8])
+        with pytest.raises(mg.MinigraphError, match=f"{flag} must be a bool, is 'yes'"):
+            mg.nn.functional.scaled_dot_product_attention(x, x, x, **{flag: "yes"})
+
+
+def test_one_rank_refuses_a_loss_name_that_is_none_too():
+    with pytest.raises(mg.MinigraphError, match="loss_name is 3, not a str"):
+        static.CompiledProgram(static.Program()).with_data_parallel(3)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,63 @@ def test_a_guard_that_another_thread_closes_ends_where_it_was_entered(kind: str)
     assert seen() == outside
 
 
+@pytest.mark.parametrize("kind", GUARDS)
+def test_a_guard_that_a_copied_context_closes_ends_where_it_was_entered(kind: str):
+    """As a task does that closes what the task around it began."""
+    guard, seen = GUARDS[kind]
+
+    def held() -> Iterator[None]:
+        with guard():
+            yield
+
+    async def closed_by_a_task() -> Any:
+        async def close() -> None:
+            generator.close()
+
+        generator = held()
+        next(generator)
+        await asyncio.create_task(close())
+        return seen()
+
+    outside, generator, other = seen(), held(), copy_context()
+    next(generator)
+    copy_context().run(generator.close)
+    assert seen() == outside
+    generator = held()
+    other.run(next, generator)
+    generator.close()  # entered in the copy, closed here
+    assert (seen(), other.run(seen)) == (outside, outside)
+    assert asyncio.run(closed_by_a_task()) == outside
+
+
+@pytest.mark.parametrize("kind", GUARDS)
+def test_a_task_that_was_begun_in_a_guard_keeps_it(kind: str):
+    guard, seen = GUARDS[kind]
+
+    async def later() -> Any:
+        await asyncio.sleep(0)
+        return seen()
+
+    async def begun() -> bool:
+        outside = seen()
+        with guard():
+            task = asyncio.create_task(later())
+        return seen() == outside != await task
+
+    assert asyncio.run(begun())
+
+
+def test_a_profiler_that_a_copied_context_closes_ends_where_it_was_entered():
+    main, startup, scope, exe = static.Program(), static.Program(), static.Scope(), static.Executor()
+    with static.program_guard(main, startup):
+        mg.tanh(static.data("x", [2]))
+    profiler = mg.profiler.Profiler()
+    profiler.__enter__()
+    copy_context().run(profiler.__exit__)
+    exe.run(main, {"x": np.zeros(2, "float32")}, scope=scope)
+    assert not profiler.runs
+
+
 def test_tasks_have_guards_of_their_own():
     async def built(name: str, turns: int) -> str:
         program = static.Program()
@@ -217,3 +276,32 @@ def test_who_holds_a_scope_may_run_programs_in_it():
             exe._lock.release()
     other.join()
     assert free
+
+
+def test_a_thread_gets_what_it_compiled_whatever_others_compile_meanwhile():
+    """At each line another thread comes between and compiles for other fetches."""
+    main, startup = static.Program(), static.Program()
+    with static.program_guard(main, startup), unique_name.guard():
+        weight = static.nn.fc(static.data("x", [2, 3]), 3)
+        loss = mg.mean(weight * weight)
+        mg.optimizer.SGD(0.1).minimize(loss)
+    compiled, lines = static.CompiledProgram(main), set[int]()
+    alone = len(compiled.program_for([loss.name], True).ops), len(compiled.program_for([loss.name]).ops)
+    compiled.program_for([weight.name], True)
+
+    def between(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code is not static.CompiledProgram._compiled.__code__:
+            return None
+        if event == "line":
+            lines.add(frame.f_lineno)
+            in_thread(lambda: compiled.program_for([weight.name], True))
+        return between
+
+    kept = sys.gettrace()
+    sys.settrace(between)
+    try:
+        found = len(compiled.program_for([loss.name]).ops)
+    finally:
+        sys.settrace(kept)
+    assert len(lines) > 4
+    assert found == alone[1]

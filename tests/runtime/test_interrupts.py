@@ -80,6 +80,35 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
     assert seen == ({False} if on_gpu else {False, True})  # the stub's kernels are no part of the package
 
 
+class Cut(Net):
+    """A net that counts its runs in a state before a branch, so that it runs in two pieces."""
+
+    def __init__(self) -> None:
+        self.main, startup = static.Program("main"), static.Program("startup")
+        self.main.random_seed = startup.random_seed = 1
+        with static.program_guard(self.main, startup), unique_name.guard():
+            x = static.data("x", [2, 3])
+            count = static.create_global_var([1], 0.0, "float32", persistable=True, name="count")
+            mg.increment(count)
+            h = static.nn.cond(mg.mean(x) > count, lambda: mg.nn.functional.dropout(x, 0.5), lambda: x * 2.0)
+            mg.optimizer.Momentum(0.1).minimize(mg.mean(static.nn.fc(h, 3) ** 2))
+        self.scope, self.exe = Scope(), static.Executor()
+        self.exe.run(startup, scope=self.scope)
+        self.run()
+
+
+def test_a_run_in_pieces() -> None:
+    net = Cut()
+    values, runs, old = net.main.state_dict(scope=net.scope), net.scope.steps[net.main.origin], net.state()
+    net.run()
+    new = net.state()
+    net.back(values, runs)
+    for where in interrupts(net.run, ("runtime/control", "runtime/cpu/plan.py", "weakref.py")):
+        assert net.state() in (old, new, None), where
+        net.back(values, runs)
+    assert net.state() == new
+
+
 def test_averages() -> None:
     net = Net()
     values, old = net.main.state_dict(scope=net.scope), net.state()

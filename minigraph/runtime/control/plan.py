@@ -116,10 +116,10 @@ class ControlPlan:
         if not part.piece.ops and not part.fetches:
             return []
         given = {name: env[name] for name in part.reads if name in env}
-        scope.steps[self.program.origin] = step
         plan = self._plan(part.piece, given, part.fetches, False)
         results = plan.run(given, scope, return_numpy and last)
         if not last:
+            scope.steps[self.program.origin] = step  # the run goes on: it counts when the last piece is through
             env.update(zip(part.fetches, results, strict=True))
         return results
 
