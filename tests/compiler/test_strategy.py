@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import minigraph as mg
@@ -215,6 +216,7 @@ def test_attention_takes_bools_for_flags(flag: str):
         x = static.data("x", [2, 3, 4, 8])
         with pytest.raises(mg.MinigraphError, match=f"{flag} must be a bool, is 'yes'"):
             mg.nn.functional.scaled_dot_product_attention(x, x, x, **{flag: "yes"})
+        mg.nn.functional.scaled_dot_product_attention(x, x, x, **{flag: np.bool_(True)})
 
 
 def test_one_rank_refuses_a_loss_name_that_is_none_too():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from minigraph.errors import AttrError, DTypeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
@@ -52,7 +54,7 @@ def attend(
     """
     q, k, v = (variable(x, call, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
     for argument, given in (("return_lse", return_lse), ("training", training)):
-        require(isinstance(given, bool), f"{argument} must be a bool, is {given!r}", AttrError)
+        require(isinstance(given, (bool, np.bool_)), f"{argument} must be a bool, is {given!r}", AttrError)
     bias = mask = None
     if attn_bias is not None:
         given = variable(attn_bias, call, "attn_bias" if call == "memory_efficient_attention" else "attn_mask")
