@@ -108,8 +108,8 @@ y = mg.linalg.inv(static.data("x", [2, 2]))
 exe.run(main, feed={"x": np.ones((2, 2), "float32")}, fetch_list=[y])
 
 # MG-MEMORY-001
-y = mg.tanh(mg.exp(static.data("x", [None, 3])))
-report = static.CompiledProgram(main).memory_report({"x": [2**48, 3]}, [y], mg.CPUPlace())
+y = mg.tanh(mg.exp(mg.full([2**48, 3], 1.0)))
+exe.run(main, fetch_list=[y])
 
 # MG-NAN-001
 y = mg.log(static.data("x", [2, 3]))
