@@ -28,7 +28,7 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OPS, get_op
 from minigraph.opdef.body import Member, format_member, infer_body, layout_of, parse_body
-from minigraph.passes.engine.log import Applied, PassReport, amount
+from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import read_instead, take_out, take_out_unread, unlink
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType, bfloat16, float16
@@ -300,7 +300,7 @@ class _Emission:
     def _saving(self) -> str:
         saved, moved = self.group.saved, self.group.moved
         static = all(v.type.is_static for op in self.group.ops for v in (*op.input_vars, *op.output_vars))
-        return f"saves {amount(saved)} of {amount(moved)}" + ("" if static else " for each unknown size")
+        return f"saves {bytes_text(saved)} of {bytes_text(moved)}" + ("" if static else " for each unknown size")
 
 
 @lru_cache(maxsize=4096)

@@ -112,7 +112,7 @@ def _with_sites(entries: Sequence[tuple[str, CallSite | None]]) -> list[str]:
     return [f"{text:<{width}}    {site}" if site else text for text, site in entries]
 
 
-def amount(nbytes: int) -> str:
+def bytes_text(nbytes: int) -> str:
     """A number of bytes as reports have it."""
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:

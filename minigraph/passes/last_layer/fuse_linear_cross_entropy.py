@@ -22,7 +22,7 @@ from typing import Any
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.kernels.chunks import Chunking, rows_at_once
 from minigraph.passes.engine.ahead import Ahead
-from minigraph.passes.engine.log import Applied, PassReport, amount
+from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.pattern import Match, Mismatch, PatternVar
 from minigraph.passes.engine.redirect import is_unread, take_out, unlink
 from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
@@ -117,7 +117,7 @@ class LinearCrossEntropy(Rule):
         if heads > 1:
             unfused = unfused if self.accumulates else max(unfused, scores + heads * gradient)
             fused = own + (heads - 1) * (gradient + x) + x
-        more = f"{which}: together they take {amount(fused)}, unfused {amount(unfused)}"
+        more = f"{which}: together they take {bytes_text(fused)}, unfused {bytes_text(unfused)}"
         refuse_unless(fused <= unfused, more)
 
     def rewrite(self, g: GraphBuilder, head: Head) -> Any:

@@ -12,7 +12,7 @@ import math
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.kernels.chunks import Chunking, rows_at_once
-from minigraph.passes.engine.log import Applied, PassReport, amount
+from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import require_temporary
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import float32
@@ -72,4 +72,4 @@ def _check_memory(op: OpNode) -> None:
     own = how.step(rows, classes, size) * classes * size + width * classes * 4
     _, rounded = rows_at_once(rows, width, classes, size, how, "DBias" in op.outputs)
     rounded = max(rounded, width * classes * (4 + size))
-    refuse_unless(own <= rounded, f"scores and float32 sums take {amount(own)}, rounded ones {amount(rounded)}")
+    refuse_unless(own <= rounded, f"scores and float32 sums take {bytes_text(own)}, rounded ones {bytes_text(rounded)}")
