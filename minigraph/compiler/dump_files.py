@@ -41,7 +41,6 @@ def _is_folder(path: Path) -> bool:
 def _write(flag: str, path: Path, folder: Path, texts: Mapping[str, str]) -> None:
     """The files of one flag; `path` is its value."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_text(folder / name, text)
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the path, or what its encoding lacks

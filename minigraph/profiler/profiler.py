@@ -101,7 +101,6 @@ class Profiler:
         require_path(path)
         path = Path(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps({"traceEvents": events(self.runs)}, separators=(",", ":")))
         except (OSError, ValueError) as problem:
             why = getattr(problem, "strerror", None) or str(problem)

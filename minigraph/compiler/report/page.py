@@ -48,7 +48,6 @@ def write(path: str | Path, facts: Mapping[str, Any]) -> Path:
     require_path(path)
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, page(facts))
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or str(problem)

@@ -51,7 +51,7 @@ def write_file(path: str, parts: Parts, beside: Mapping[str, Parts] | None = Non
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Likewise for a text that people read. A link is followed; a terminal or a pipe gets the text as it comes.
 
-    Errors: OSError; ValueError for what cannot be a path.
+    The folders around it are made. Errors: OSError; ValueError for what cannot be a path.
     """
     content = text.encode(errors="backslashreplace")
     if os.path.exists(path) and not os.path.isfile(path):
