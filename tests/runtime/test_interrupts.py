@@ -14,7 +14,7 @@ from minigraph import static
 from minigraph.base import unique_name
 from minigraph.errors import AttrError, ProgramError
 from minigraph.optimizer import lr
-from minigraph.program.scope import Scope
+from minigraph.program.scope import Scope, Steps
 from minigraph.runtime.checkpoint import storage
 from tests.support import gpu_stub
 from tests.support.checkpoints import FILES, Trained
@@ -78,6 +78,26 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
         assert not net.scope.turn._taken.locked()
     assert net.state() == new
     assert seen == ({False} if on_gpu else {False, True})  # the stub's kernels are no part of the package
+
+
+@pytest.mark.parametrize("place", [None, mg.CUDAPlace(0)], ids=["", "GPU"])
+def test_an_interrupt_where_a_run_is_counted(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    """All values are new by then: they are taken back, or nobody may take them for those of the old count."""
+    if place is not None and gpu_stub.cuda_host.COMPILER is None:
+        pytest.skip("no C++ compiler")
+    if place is not None:
+        gpu_stub.installed(monkeypatch)
+    net = Net(place)
+    old, count = net.state(), Steps.__setitem__
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.setattr(Steps, "__setitem__", count)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Steps, "__setitem__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        net.run()
+    assert net.state() in (old, None)
 
 
 class Cut(Net):
