@@ -1,7 +1,7 @@
 """The last layer of a language model with its loss on a GPU: forward and backward, bfloat16, time and memory.
 
 Arms: minigraph is the operator that gives loss and gradients at once, weight gradient in float32, with its default
-chunks of 2048 rows; "chunk N" takes N rows at a time, of which Liger-Kernel takes 256 in the first case; "bfloat16
+chunks of 4096 rows; "chunk N" takes N rows at a time, of which Liger-Kernel takes 256 in the first case; "bfloat16
 sums" adds the weight gradient up in bfloat16; "program" is matmul and cross_entropy as a user writes them, with
 fuse_linear_cross_entropy, weight gradient rounded to bfloat16 at the end; "unfused" is the same program without the
 pass; "tuned" is the operator with autotune.

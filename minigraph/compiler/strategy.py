@@ -151,7 +151,8 @@ PASSES: tuple[PassRow, ...] = (
             "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
         },
     ),
-    PassRow("recompute_norms", recompute_norms, in_all=False),
+    PassRow("recompute_norms", recompute_norms, options=("recompute",),
+            after={"fuse_parallel_linears": "a gradient that is cut in two is not found"}),
     PassRow(
         "fuse_elementwise", fuse_elementwise,
         after={

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-CHUNK_ROWS, CHUNK_BYTES = 2048, 1 << 30  # of scores that exist at a time; fewer rows take more than 3 % longer
+CHUNK_ROWS, CHUNK_BYTES = 4096, 1 << 29  # of scores that exist at a time
+FREE_BYTES = 1 << 30  # and of those that cost no memory
 TILE = 128  # rows of a tile of large products: chunks are multiples of it where they can be
 
 
@@ -31,8 +32,9 @@ class Chunking(NamedTuple):
             return max(1, min(rows, self.rows))
         if self.nbytes is not None:
             return chunk_rows(rows, classes, itemsize, self.nbytes)
-        most = max(CHUNK_ROWS, free) * classes * itemsize
-        return chunk_rows(rows, classes, itemsize, min(CHUNK_BYTES, most))
+        row = classes * itemsize
+        most = max(min(CHUNK_ROWS * row, CHUNK_BYTES), min(free * row, FREE_BYTES))
+        return chunk_rows(rows, classes, itemsize, most)
 
 
 def rows_at_once(

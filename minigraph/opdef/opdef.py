@@ -48,7 +48,7 @@ TRAITS = {
     "side_effect": "must run even if none of its outputs is read",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
-    "norm": "its first output is one launch from its inputs, of which its gradient keeps the first",
+    "norm": "`<its type>_again` gives its first output again, from its inputs and its other outputs",
     "loss": "has an output Loss with an element for each row, and a grad operator that reads Loss_grad",
     "control": "the host decides in each run what it does: a plan is cut there, and it may hold blocks of operators",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",

@@ -22,8 +22,8 @@ MODEL_CALLS = [c for c in CALLS if "optimizer" not in c.opdef.traits]
 MADE = "a pass makes it, after the gradients are there; append_backward refuses it"
 LISTS = ("add", "sub", "mul", "div", "max", "sqrt", "abs", "sign", "cast", "where", "norm_ratio", "squared_l2_norm",
          "p_norm", "elementwise")  # fmt: skip
-SHARDS = "c_shards", "c_reduce_shards", "c_gather_shards"
-NO_GRADIENT_RULE = dict.fromkeys(["fused_elementwise", *SHARDS, *(f"foreach_{name}" for name in LISTS)], MADE)
+OTHERS = "fused_elementwise", "layer_norm_again", "c_shards", "c_reduce_shards", "c_gather_shards"
+NO_GRADIENT_RULE = dict.fromkeys([*OTHERS, *(f"foreach_{name}" for name in LISTS)], MADE)
 NO_GRADIENT_RULE["nextafter"] = "its result is a neighbour of what it was given; append_backward refuses it"
 
 

@@ -35,8 +35,8 @@ def fused_linear_cross_entropy(
     softcap           scores are softcap * tanh(scores / softcap)
     reduction         mean (over the rows kept, by weights: divided by their sum; 0 where none is), sum or none
     accumulate_dtype  type in which weight's gradient is added up over chunks: float32 for 16-bit inputs by default
-    chunk_bytes       scores of so many bytes exist at a time, by default those of 2048 rows and at most 1 GiB; or
-    chunk_rows        so many rows are taken at a time
+    chunk_bytes       scores of so many bytes exist at a time, by default those of 4096 rows and at most 512 MiB;
+    chunk_rows        or so many rows are taken at a time
     use_token_scaling multiplies a row's loss by the probability of its label, a constant for gradients
     Returns the loss, float32 for 16-bit inputs; with return_z_loss, return_accuracy and return_predicted_tokens a
     tuple: what z_loss has added, reduced like the loss; the share of the kept rows whose label has the largest score;

@@ -27,13 +27,29 @@ def layer_norm(
     mean = g.ReduceMean(X, axes)
     centred = X - mean
     variance = g.ReduceMean(centred * centred, axes)
-    y = centred / g.Sqrt(variance + epsilon)
-    normalised = [g.size(X, axis) for axis in range(first, X.ndim)]
-    if Scale is not None:
-        y = y * g.reshape(Scale, normalised)
-    if Bias is not None:
-        y = y + g.reshape(Bias, normalised)
+    sizes = [g.size(X, axis) for axis in range(first, X.ndim)]
+    y = _normalised(g, centred, variance + epsilon, Scale, Bias, sizes)
     return y, g.reshape(mean, [-1]), g.reshape(variance, [-1])
+
+
+@form
+def layer_norm_again(
+    g: Nodes, X: Term, Mean: Term, Variance: Term, Scale: Term | None = None, Bias: Term | None = None, *,
+    begin_norm_axis: int, epsilon: float,
+) -> Term:  # fmt: skip
+    first = begin_norm_axis % X.ndim
+    rows = [*(g.size(X, axis) for axis in range(first)), *[1] * (X.ndim - first)]
+    variance = g.reshape(Variance, rows) + epsilon
+    sizes = [g.size(X, axis) for axis in range(first, X.ndim)]
+    return _normalised(g, X - g.reshape(Mean, rows), variance, Scale, Bias, sizes)
+
+
+def _normalised(g: Nodes, centred: Term, variance: Term, Scale: Term | None, Bias: Term | None, sizes: Any) -> Term:
+    """Y from what lies around the mean; `sizes` are those of a row."""
+    y = centred / g.Sqrt(variance)
+    if Scale is not None:
+        y = y * g.reshape(Scale, sizes)
+    return y if Bias is None else y + g.reshape(Bias, sizes)
 
 
 @form

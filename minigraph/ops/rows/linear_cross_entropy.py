@@ -48,8 +48,8 @@ def fused_linear_cross_entropy(
     DX, DW, DBias       gradients of sum(Loss * DLoss + Square * DSquare), which have none themselves. The chunks of
             DW and DBias are added up in accumulate_dtype, float32 for 16-bit X unless another one is given; both have
             that type, or X's where grad_dtype says so
-    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most, by default those of 2048
-            rows and 1 GiB; all at once where their sums would take more memory than that saves
+    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most, by default those of 4096
+            rows and 512 MiB; all at once where their sums would take more memory than that saves
     chunk_rows          so many rows are taken at a time, whatever memory that takes; not beside chunk_bytes
     """
     values = _plain(

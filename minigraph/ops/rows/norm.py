@@ -43,27 +43,45 @@ def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: f
     """
     x = rows_of(X, begin_norm_axis)
     mean = x.mean(axis=1)
-    y = x - mean[:, None]
-    variance = np.square(y).mean(axis=1)
-    y *= (1 / np.sqrt(variance + X.dtype.type(epsilon)))[:, None]
+    centred = x - mean[:, None]
+    variance = np.square(centred).mean(axis=1)
+    return _normalised(centred, variance, Scale, Bias, epsilon).reshape(X.shape), mean, variance
+
+
+def _normalised(centred, variance, Scale, Bias, epsilon):
+    """Y of rows less their mean, in place."""
+    y = centred
+    y *= (1 / np.sqrt(variance + y.dtype.type(epsilon)))[:, None]
     if Scale is not None:
         y *= Scale
     if Bias is not None:
         y += Bias
-    return y.reshape(X.shape), mean, variance
+    return y
 
 
 @layer_norm.cuda_rows
 def _(r):
-    x, scale, bias = r.read("X"), r.read("Scale"), r.read("Bias")
+    x = r.read("X")
     r.total("sum", x)
     r.lines.append(f"const C mean = sum / C({r.n});")
     r.total("squares", f"({x} - mean) * ({x} - mean)")
     epsilon = r.literal(r.attrs["epsilon"])
     r.lines.append(f"const C variance = squares / C({r.n}), inverse = C(1) / sqrt(variance + {epsilon});")
-    r.each("Y", f"({x} - mean) * inverse" + f" * {scale}" * bool(scale) + f" + {bias}" * bool(bias))
+    _write_y(r, x)
     r.once("Mean", "mean")
     r.once("Variance", "variance")
+
+
+def _write_y(r, x):
+    """Y from `mean` and `inverse`."""
+    scale, bias = r.read("Scale"), r.read("Bias")
+    r.each("Y", f"({x} - mean) * inverse" + f" * {scale}" * bool(scale) + f" + {bias}" * bool(bias))
+
+
+def _read_statistics(r):
+    """`mean` and `inverse` of a row whose statistics are inputs."""
+    mean, variance, epsilon = r.read("Mean"), r.read("Variance"), r.literal(r.attrs["epsilon"])
+    r.lines.append(f"const C mean = {mean}, inverse = inside ? C(1) / sqrt({variance} + {epsilon}) : C(0);")
 
 
 @layer_norm.infer
@@ -93,6 +111,31 @@ def _(rng):
     yield (rng.normal(size=(2, 6)), None, rng.normal(size=(6,))), {"epsilon": 1e-3}
     yield (rng.normal(size=(6,)),), {"begin_norm_axis": 0}
     yield (rng.normal(size=(0, 6)), rng.normal(size=(6,)), rng.normal(size=(6,))), {}
+
+
+@op("Y", gpu="rows.norm", rows=Rows(_first_normalised, STATISTICS, PARAMETERS))
+def layer_norm_again(X, Mean, Variance, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
+    """layer_norm's Y from its X and the Mean and Variance that it gave.
+
+    recompute_norms emits it in backward, so that Y is not kept; the gradient of layer_norm reads the same values.
+    """
+    centred = rows_of(X, begin_norm_axis) - Mean[:, None]
+    return _normalised(centred, Variance, Scale, Bias, epsilon).reshape(X.shape)
+
+
+@layer_norm_again.cuda_rows
+def _(r):
+    _read_statistics(r)
+    _write_y(r, r.read("X"))
+
+
+@layer_norm_again.samples
+def _(rng):
+    x = rng.normal(size=(4, 6))
+    yield (x, x.mean(axis=1), x.var(axis=1), rng.normal(size=(6,)), rng.normal(size=(6,))), {}
+    yield (x, x.mean(axis=1), x.var(axis=1)), {"begin_norm_axis": -1, "epsilon": 1e-3}
+    x = rng.normal(size=(2, 3, 4))
+    yield (x, x.mean(axis=2).ravel(), x.var(axis=2).ravel(), None, rng.normal(size=(4,))), {"begin_norm_axis": 2}
 
 
 @op(
@@ -135,11 +178,8 @@ def layer_norm_grad(
 
 @layer_norm_grad.cuda_rows
 def _(r):
-    x, dy, scale = r.read("X"), r.read("Y_grad"), r.read("Scale")
-    epsilon, n = r.literal(r.attrs["epsilon"]), f"C({r.n})"
-    r.lines.append(
-        f"const C mean = {r.read('Mean')}, inverse = inside ? C(1) / sqrt({r.read('Variance')} + {epsilon}) : C(0);"
-    )
+    x, dy, scale, n = r.read("X"), r.read("Y_grad"), r.read("Scale"), f"C({r.n})"
+    _read_statistics(r)
     h, d = f"(({x} - mean) * inverse)", f"({dy} * {scale})" if scale else dy
     if "Scale_grad" in r.outs:
         r.lines.append(f"ALL if (VALID(i)) {r.outs['Scale_grad']}[i] += {dy} * {h};")

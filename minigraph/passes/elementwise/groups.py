@@ -23,6 +23,7 @@ from minigraph.types import TensorType
 
 MOST_MEMBERS, MOST_INPUTS, MOST_OUTPUTS = 32, 16, 8  # what one kernel can keep in registers, and its arguments
 MOST_READERS = 16  # of a value that are looked at for a common kernel
+LEAST_SAVED = 1e-3  # of what both move: a scale that two norms share is no reason to compute one with the other
 
 Slots = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -142,8 +143,8 @@ def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
         raise Refused("others run between {} and {}", a.ops[-1], b.ops[-1])
     refuse_unless(len(group.reads) <= MOST_INPUTS, "a kernel has at most {} inputs", MOST_INPUTS)
     refuse_unless(len(group.written) <= MOST_OUTPUTS, "a kernel has at most {} outputs", MOST_OUTPUTS)
-    if group.saved <= a.saved + b.saved:
-        raise Refused("no bytes are saved by {} with {}", a.ops[-1], b.ops[-1])
+    if group.saved - a.saved - b.saved <= LEAST_SAVED * group.moved:
+        raise Refused("no bytes to speak of are saved by {} with {}", a.ops[-1], b.ops[-1])
     if a.role != b.role and not _meet(a, b, group):
         raise Refused("{} runs long before {}, what it reads would be kept", a.ops[-1], b.ops[-1])
     return group

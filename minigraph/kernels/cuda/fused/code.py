@@ -133,9 +133,15 @@ def _add_dropout(code: Code, member: Any, binder: Binder, array: bool) -> None:
     _add_block(code, member, [f"{v}[i] = {values[slot]};" for slot, v in outs.items()], True)
 
 
+def values_read(member: Any) -> set[str]:
+    """The names whose values a member reads, not only their shapes."""
+    unread = member.opdef.unread(member.outputs)
+    return {n for slot, names in member.inputs.items() if slot not in unread for n in names}
+
+
 def read_names(fused: Any, buffers: Mapping[str, Buffer]) -> list[str]:
     """The inputs whose values a member reads."""
-    read = {n for m in fused.members for s, ns in m.inputs.items() if s not in m.opdef.unread(m.outputs) for n in ns}
+    read = set().union(*map(values_read, fused.members))
     return [n for n in buffers if n in read and n[0] == "x"]
 
 

@@ -7,7 +7,7 @@ bias) are kept in registers while a block takes every gridDim-th row; a second l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from minigraph.kernels.cuda.elementwise.pointwise import PACK_BYTES, compute_type, merged_axes
@@ -16,7 +16,15 @@ from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.types import float64
 
-from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
+from .code import (
+    Code,
+    TooMuch,
+    add_pointwise,
+    kernel_source,
+    operand_parameters,
+    read_names,
+    values_read,
+)
 from .joined_head import RowKernel
 from .row_members import add_rows
 
@@ -39,16 +47,16 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
     leading = _row_strides(layout, inputs, buffers)
     width = _width(n, layout, [*inputs, *written], buffers)
     packs = n // width
-    words = _live_words(fused, inputs, buffers)
-    lanes, per_lane = _lanes(packs, width, words)
+    anew, words, lanes, per_lane = _shares(fused, inputs, buffers, packs, width)
     threads = max(lanes, SUM_THREADS if sums else THREADS)
     code = Code(types, layout.kinds)
     for name in sums:
         code.declare(name, True)
     totals = [line.replace(";", " = {};") for line in code.lines]
     code.lines.clear()
-    columns, loads = _add_inputs(code, layout, inputs, buffers, width)
-    shelves = _add_members(code, fused.members, binder, n)
+    columns, loads = _add_inputs(code, layout, [name for name in inputs if name not in anew], buffers, width)
+    shelves = _add_members(code, fused, binder, n, lambda name: _anew(code, name, buffers[name], width), anew,
+                           lambda name: _store(code, layout, name, buffers[name], width))
     groups, resident = threads // lanes, max(1, _threads_at_once(fused, words * per_lane * width) // threads)
     blocks = blocks_for(rows, groups)
     if sums:
@@ -66,7 +74,7 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
         "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < ROWS_TO;",
         "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
         "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
-        *leading.offsets(strided), *loads, *code.lines, *_stores(code, layout, written, buffers, width), "}",
+        *leading.offsets(strided), *loads, *code.lines, "}",
         *_sum_lines(code, sums, groups, types),
     ]  # fmt: skip
     facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups, "ROWS_TO": "rows",
@@ -89,16 +97,37 @@ def _whole_arguments(
     return frozenset(i for i in whole if i < len(inputs)), frozenset(i for i in whole if i >= len(inputs))
 
 
-def _add_members(code: Code, members: Sequence[Any], binder: Binder, n: int) -> int:
-    """The statements of all members; returns how many shelves of shared memory they take."""
-    shelves = 0
-    for m in members:
+def _add_members(
+    code: Code, fused: Any, binder: Binder, n: int, load: Callable[[str], list[str]], anew: Collection[str],
+    store: Callable[[str], list[str]],
+) -> int:  # fmt: skip
+    """The statements of all members; returns how many shelves of shared memory they take.
+
+    A column of `anew` is loaded before the member that reads it. An output is stored behind the last member that reads
+    it, so that its registers serve others.
+    """
+    shelves, last = 0, _last_uses(fused.members)
+    for i, m in enumerate(fused.members):
+        for name in anew:
+            if name in values_read(m):
+                code.lines += load(name)
         binder.member = m.opdef.type
         if m.opdef.rows is None:
             add_pointwise(code, m, binder)
         else:
             shelves += add_rows(code, m, binder, n, shelves)
+        for name in fused.outputs:
+            if last[name] == i and code.kinds[name] != "sum":
+                code.lines += store(name)
     return shelves
+
+
+def _last_uses(members: Sequence[Any]) -> dict[str, int]:
+    """{name: the place of the last member that reads it, or else writes it}."""
+    last = {}
+    for i, m in enumerate(members):
+        last.update(dict.fromkeys((*m.written, *values_read(m)), i))
+    return last
 
 
 def _threads_at_once(fused: Any, words: float) -> int:
@@ -168,29 +197,51 @@ def _width(n: int, layout: Any, names: Sequence[str], buffers: Mapping[str, Buff
     return width
 
 
-def _live_words(fused: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer]) -> float:
-    """Registers for one element of all values that live at once, at most; inputs wait as they came from memory."""
-    layout, last = fused.layout, {}
-    computed = {name: 2 if t.dtype == float64 else 1 for name, t in fused.types.items()}
-    for i, m in enumerate(fused.members):
-        last.update(dict.fromkeys(m.read, i))
-    last.update(dict.fromkeys(fused.outputs, len(fused.members)))
+def _shares(
+    fused: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer], packs: int, width: int
+) -> tuple[list[str], float, int, int]:
+    """(columns that each row reads anew, words of an element, threads of a row, packs of each).
 
-    def words(names: Sequence[str]) -> float:
+    Columns stay in registers. Where these do not suffice for few threads, those that one member reads come from the
+    cache each time.
+    """
+    once = [name for name in inputs if fused.layout.kinds[name] == "column"
+            and sum(name in values_read(m) for m in fused.members) == 1]  # fmt: skip
+    ways = []
+    for anew in ([], once):
+        words = _live_words(fused, inputs, buffers, anew)
+        if shared := _lanes(packs, width, words):
+            ways.append((anew, words, *shared))
+    if not ways:
+        raise TooMuch(f"a row of {packs * width} elements with {words} values each does not fit the registers")
+    return min(ways, key=lambda way: max(way[2], FEW_LANES))
+
+
+def _live_words(fused: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer], anew: Collection[str]) -> float:
+    """Registers for one element of all values that live at once, at most.
+
+    Inputs wait as they came from memory. What comes from the cache, or is stored at once, has them for no time.
+    """
+    layout, last = fused.layout, _last_uses(fused.members)
+    computed = {name: 2 if t.dtype == float64 else 1 for name, t in fused.types.items()}
+
+    def words(names: Iterable[str]) -> float:
         held = [name for name in names if layout.kinds[name] != "row"]
         return sum(buffers[name].dtype.itemsize / 4 if name in inputs else computed[name] for name in held)
 
-    live = {*inputs, *(name for name in fused.outputs if layout.kinds[name] == "sum")}
-    most = words([*live])
+    lasting = {*(name for name in inputs if layout.kinds[name] == "column"),
+               *(name for name in fused.outputs if layout.kinds[name] == "sum")} - {*anew}  # fmt: skip
+    live = {*inputs} - {*anew} | lasting
+    most = words(live)
     for i, m in enumerate(fused.members):
-        live.update(m.written)
-        most = max(most, words([*live]))
-        live = {name for name in live if last.get(name, i) > i}
+        live.update(name for name in m.written if last[name] > i)
+        most = max(most, words(live))
+        live = {name for name in live if last.get(name, i) > i or name in lasting}
     return most + 1
 
 
-def _lanes(packs: int, width: int, words: float) -> tuple[int, int]:
-    """Threads that share a row of `packs` packs, and packs of each.
+def _lanes(packs: int, width: int, words: float) -> tuple[int, int] | None:
+    """Threads that share a row of `packs` packs, and packs of each; None where no registers hold the row.
 
     Few threads with many packs, as registers allow: more of a row is on its way from memory at once, and more rows are.
     """
@@ -202,9 +253,7 @@ def _lanes(packs: int, width: int, words: float) -> tuple[int, int]:
     while lanes < MOST_LANES and blocks_for(packs, lanes) > 1 and blocks_for(packs, lanes) * width * words > room:
         lanes *= 2
     per_lane = blocks_for(packs, lanes)
-    if per_lane > 1 and per_lane * width * words > room:
-        raise TooMuch(f"a row of {packs * width} elements with {words} values each does not fit the registers")
-    return lanes, per_lane
+    return (lanes, per_lane) if per_lane == 1 or per_lane * width * words <= room else None
 
 
 def _add_inputs(
@@ -239,23 +288,31 @@ def _is_row_constant(layout: Any, buffer: Buffer) -> bool:
     return math.prod(last) == 1 != math.prod(layout.shape[layout.row :])
 
 
-def _stores(
-    code: Code, layout: Any, written: Sequence[str], buffers: Mapping[str, Buffer], width: int
-) -> list[str]:
-    lines = []
-    for name in written:
-        t = CUDA_TYPES[buffers[name].dtype]
-        if layout.kinds[name] == "row":
-            lines.append(f"if (inside && lane == 0) p_{name}[row] = down<{t}>({code.variables[name]});")
-            continue
-        pack = f"Pack<{t}, {width}>"
-        lines += [
-            "ALL_PACKS if (k * LANES < mine) {", f"    {pack} r;",
-            '    _Pragma("unroll") for (int v = 0; v < WIDTH; ++v) {',
-            f"        const int i = k * WIDTH + v; r.v[v] = down<{t}>({code.at(name)}); }}",
-            f"    (({pack}*)(p_{name} + u64(row) * n))[lane + k * LANES] = r;", "}",
-        ]  # fmt: skip
-    return lines
+def _anew(code: Code, name: str, buffer: Buffer, width: int) -> list[str]:
+    """A column from the cache, declared; the compiler must not take the load out of the loop over rows."""
+    t, at = CUDA_TYPES[buffer.dtype], len(code.lines)
+    variable = code.declare(name, True)
+    pack, declared = f"Pack<{t}, {width}>", code.lines.pop(at)
+    return [
+        declared, f"{{ const {t}* from = p_{name};", '    asm volatile("" : "+l"(from));',
+        f"    ALL_PACKS if (k * LANES < packs - lane) {{ const {pack} q = ((const {pack}*)from)[lane + k * LANES];",
+        f'        _Pragma("unroll") for (int v = 0; v < WIDTH; ++v) {variable}[k * WIDTH + v] = up(q.v[v]); }}',
+        f"    else _Pragma(\"unroll\") for (int v = 0; v < WIDTH; ++v) {variable}[k * WIDTH + v] = 0; }}",
+    ]  # fmt: skip
+
+
+def _store(code: Code, layout: Any, name: str, buffer: Buffer, width: int) -> list[str]:
+    """What writes an output that is no sum over rows."""
+    t = CUDA_TYPES[buffer.dtype]
+    if layout.kinds[name] == "row":
+        return [f"if (inside && lane == 0) p_{name}[row] = down<{t}>({code.variables[name]});"]
+    pack = f"Pack<{t}, {width}>"
+    return [
+        "ALL_PACKS if (k * LANES < mine) {", f"    {pack} r;",
+        '    _Pragma("unroll") for (int v = 0; v < WIDTH; ++v) {',
+        f"        const int i = k * WIDTH + v; r.v[v] = down<{t}>({code.at(name)}); }}",
+        f"    (({pack}*)(p_{name} + u64(row) * n))[lane + k * LANES] = r;", "}",
+    ]  # fmt: skip
 
 
 def _sum_lines(code: Code, sums: Sequence[str], groups: int, types: Mapping[str, Any]) -> list[str]:

@@ -52,6 +52,20 @@ def layer_norm(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], 
         binder.launch("rows/norm.cu", "forward", rows, STREAM_THREADS, *args, defines=facts, shared=shared)
 
 
+def layer_norm_again(
+    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> None:
+    """Y from X and its statistics, where it is not part of a fused body: element by element."""
+    X, given = ins["X"], {slot: b for slot in ("X", "Mean", "Variance", "Scale", "Bias") if (b := ins.get(slot))}
+    rows, n = _sizes(X, attrs)
+    seen = {"X": (rows, n), "Mean": (rows, 1), "Variance": (rows, 1)}
+    value = "(X - Mean) * (C(1) / sqrt(Variance + C(epsilon)))" + " * Scale" * ("Scale" in given)
+    bind_pointwise(
+        binder, {"Y": outs["Y"].view((rows, n))}, given, {"Y": value + " + Bias" * ("Bias" in given)},
+        {"epsilon": attrs["epsilon"]}, seen,
+    )  # fmt: skip
+
+
 def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
     """X_grad by rows; Scale_grad and Bias_grad by columns, in the same launch where a row fits registers."""
     X, Y_grad, Scale = ins["X"], ins["Y_grad"], ins.get("Scale")
