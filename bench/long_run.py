@@ -5,11 +5,13 @@
 Batches have 1 to 256 rows, drawn anew for each step. One step in 20 gets a feed that is refused, one in 10 fetches a
 value from inside, one in 500 is followed by a save. A step of 256 rows in every 50 is timed: by the clock, and by the
 time that the process computed, which a busy machine does not change. Flat is the last third against the middle one.
+On a GPU its memory in use is written, too: of all processes, which are this one alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import tempfile
 import time
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from .changing_shapes import card
 from .harness import machine, now, versions, write_report
 from .long_life import resident
 
@@ -77,9 +80,16 @@ def minutes(place: str, count: int) -> list[Minute]:
             clock, own = (statistics.median(1e3 * t[k] for t in timed if t) for k in (0, 1))
             found.append(
                 {"steps": at - first, "mib": round(resident(), 2), "ms": round(clock, 3), "own_ms": round(own, 3)}
+                | ({"gpu_mib": _in_use()} if place == "gpu" else {})
             )
             print(found[-1], flush=True)
     return found
+
+
+def _in_use() -> float:
+    """MiB of the GPU that are not free."""
+    free, whole = importlib.import_module("cupy").cuda.runtime.memGetInfo()
+    return round((whole - free) / 2**20, 1)
 
 
 def change(found: list[Minute], what: str) -> float:
@@ -100,7 +110,7 @@ def main() -> None:
     report = {
         "bench": "long_run", "title": f"{asked.minutes} minutes of training with changing shapes, errors and saves",
         "command": f"python -m bench.long_run --minutes {asked.minutes} --place {asked.place}",
-        "date": now(), "machine": machine(),
+        "date": now(), "machine": machine(), "gpu": card() if asked.place == "gpu" else None,
         "versions": versions(), "minutes": found,
         "last_third_to_middle": {what: change(found, what) for what in ("mib", "ms", "own_ms")},
     }  # fmt: skip
