@@ -167,6 +167,18 @@ def test_both_orders_of_operands_are_tried(net):
     assert counts["fused_gemm_epilogue"] == counts["fused_gemm_epilogue_grad"] == 1 and not reasons
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", None])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_product_is_not_its_own_bias(net, activation, training):
+    """With one row its shape is that of a bias."""
+    h = net.g.matmul(net.data("x", 1, 3), net.param("w", 3, 5))
+    out = net.g.elementwise_add(h, h)
+    out = out if activation is None else getattr(net.g, activation)(out)
+    grads = append_backward(net.g.reduce_mean(out)) if training else []
+    counts, _ = net.fuse(out, *(g for _, g in grads))
+    assert counts["matmul"] == 1 and "fused_gemm_epilogue" not in counts
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_fused_operators_by_hand_take_part(net, activation, keep):
