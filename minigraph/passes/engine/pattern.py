@@ -69,12 +69,6 @@ class Match:
         """The rule's positional parameters and the variables that they stand for."""
         return {v.name: node for v, node in self.bound.items() if v.op is None}
 
-    def reads_itself(self) -> Mismatch | None:
-        """No operand is what the operators compute themselves: `h + h` is no product with a bias."""
-        inside = {*self.ops.values()}
-        own = next((v for v in self.variables.values() if v is not None and v.producer in inside), None)
-        return None if own is None else Mismatch("{} is computed inside, it cannot be an operand, too", own.name)
-
 
 class Mismatch(Reason):
     """Why a pattern does not match here."""
@@ -126,7 +120,7 @@ class Pattern:
         most, reason = 0, None
         for order in self.orders:
             match = Match()
-            why = self._match_op(self.root, anchor, match, order) or match.reads_itself()
+            why = self._match_op(self.root, anchor, match, order)
             if why is None:
                 match.kept = [match.bound.get(v) for v in self.kept]
                 matches.append(match)
