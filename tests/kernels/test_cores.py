@@ -14,6 +14,7 @@ import minigraph as mg
 from minigraph.kernels import cores, parallel
 from minigraph.kernels.cpu import product
 from minigraph.opdef import get_op
+from tests.support.interrupts import interrupts
 
 
 @pytest.fixture
@@ -246,6 +247,20 @@ def test_a_library_with_a_number_for_each_thread_is_set_back_too(monkeypatch):
                 assert library.num_threads == 1
             assert library.num_threads == 1
         assert library.num_threads == 3
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_interrupt_leaves_no_library_with_one_thread(monkeypatch, shared):
+    library = OpenMP()
+    monkeypatch.setattr(product, "_libraries", lambda: ([library], []) if shared else ([], [library]))
+
+    def inside():
+        with product.one_thread_in_blas():
+            assert library.num_threads == 1
+
+    for where in interrupts(inside, ("cpu/product.py", "test_cores.py", "contextlib.py")):
+        assert library.num_threads == 3, where
+        assert not product._limited.inside, where
 
 
 FORKS = """
