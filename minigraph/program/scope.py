@@ -23,6 +23,7 @@ from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, why_n
 
 from .context import Guards, Turn
 from .copies import NotPickled
+from .forks import held_elsewhere, renewed_in_child
 
 FAULTS_KEPT = 16
 
@@ -160,6 +161,13 @@ class Scope(NotPickled):
         self.taken = 0  # changes of `arrays` by `take`
         self.separated = 0  # how many others there were when `separate` looked last
         self.lock, self.turn = threading.RLock(), Turn("Scope")
+        renewed_in_child(self)
+
+    def in_child(self) -> None:
+        """Another thread of the parent was in the middle of something here: nobody knows what it had written."""
+        if held_elsewhere(self.lock):
+            self.lock, self.turn = threading.RLock(), Turn("Scope")
+            self.tear(self.arrays, "this process was forked in the middle of what another thread of its parent did")
 
     @property
     def version(self) -> int:

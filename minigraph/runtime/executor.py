@@ -20,6 +20,7 @@ from minigraph.kernels.groups import present
 from minigraph.program import Program, default_main_program
 from minigraph.program.context import Turn
 from minigraph.program.copies import NotPickled
+from minigraph.program.forks import held_elsewhere, renewed_in_child
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
 from minigraph.program.reductions import is_collective
@@ -65,6 +66,14 @@ class Executor(NotPickled):
         self._again = 0  # of these, how often one came again
         self._lock, self._turn = threading.RLock(), Turn("Executor")  # plans own their buffers
         self._replicas: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
+        renewed_in_child(self)
+
+    def in_child(self) -> None:
+        """The threads of several places are not there; plans may be half made, or lie in the middle of a run."""
+        self._replicas = weakref.WeakKeyDictionary()
+        if held_elsewhere(self._lock):
+            self._lock, self._turn = threading.RLock(), Turn("Executor")
+            self._plans, self._latest = OrderedDict(), None
 
     def run(
         self,
