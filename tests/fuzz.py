@@ -53,6 +53,7 @@ REASONS = {
     "cannot stand here": r"cannot stand here",
     "not there any more": r"^\S+ is (computed later|updated in place before)$",
     "overwritten before": r"would be overwritten before",
+    "own operand": r"would be an operand of what computes it$",
     "shape reader": r"needs the shape of",
     "enters twice": r"enters \w+ twice",
     "differentiated twice": r"is differentiated twice",

@@ -6,6 +6,7 @@ for. A generator that is left before its end stops its threads.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -13,7 +14,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from minigraph.errors import ProgramError
+
 END = object()
+
+
+def check_process(own: int) -> None:
+    """Refuse to wait in a forked child for the threads of its parent, the process `own`."""
+    if os.getpid() != own:
+        raise ProgramError(f"the threads of this iterator are in process {own}, from which this one was forked",
+                           hint="begin another one here: iter(loader)")  # fmt: skip
 
 
 def mapped(
@@ -25,22 +35,24 @@ def mapped(
     begin    called once in each thread before its first value
     timeout  seconds after which a result that is not there is a TimeoutError; None waits
     """
-    waiting: deque[Future[Any]] = deque()
+    waiting, own = deque[Future[Any]](), os.getpid()
     pool = ThreadPoolExecutor(threads, "minigraph-io", initializer=begin or (lambda: None))
     try:
         for value in values:
             waiting.append(pool.submit(function, value))
             if len(waiting) >= max(ahead, 1):
                 yield waiting.popleft().result(timeout)
+                check_process(own)
         while waiting:
             yield waiting.popleft().result(timeout)
+            check_process(own)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a thread that hangs does not hold up who leaves
 
 
 def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]:
     """The values of source(), which a thread reads up to `ahead` of them before they are asked for."""
-    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ready, own = queue.SimpleQueue[Any](), os.getpid()
     room, left = threading.Semaphore(ahead), threading.Event()
 
     def put(item: Any) -> bool:
@@ -69,6 +81,7 @@ def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]
             if value is END:
                 return
             yield value
+            check_process(own)
     finally:
         left.set()
         room.release()

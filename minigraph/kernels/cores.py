@@ -1,7 +1,7 @@
 """How many threads this process may use: the one place that reads the environment for it.
 
-The least of: cores that the scheduler allows, the CPU quota of the cgroup, OMP_NUM_THREADS, NUMBA_NUM_THREADS, and
-what `set_num_threads` was given. All but the last are read once.
+The least of: cores that the scheduler allows the thread that asks, the CPU quota of the cgroup, OMP_NUM_THREADS,
+NUMBA_NUM_THREADS, and what `set_num_threads` was given. Quota and variables are read once in each process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _limit: list[int] = []
 
 
 def cores() -> int:
-    """The number of threads that compute at the same time, one at least."""
-    return min(_available(), *_limit) if _limit else _available()
+    """The number of threads that compute at the same time for the one that asks, one at least."""
+    return min(_allowed_cores(), _available(), *_limit)
 
 
 def set_num_threads(n: int) -> None:
@@ -42,15 +42,25 @@ def get_num_threads() -> int:
 
 @cache
 def _available() -> int:
-    limits = [_allowed_cores(), *_of_environment()]
+    """What variables and quota leave to this process."""
     quota = cpu_quota()
+    limits = [os.cpu_count() or 1, *_of_environment()]
     if quota is not None:
         limits.append(int(quota))  # one thread more would make all of them wait for the next period
     return max(1, min(limits))
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_available.cache_clear)  # workers set variables of their own
+
+
+def allowed() -> set[int]:
+    """The cores that the scheduler allows this thread; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
 def _allowed_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(allowed()) or os.cpu_count() or 1
 
 
 def core_of_this_thread() -> int | None:

@@ -7,7 +7,7 @@ computed, and after a loss helpers rest for REST times as long.
 
 Linux may wake a helper on the caller's core again and again while another one is idle: then both take turns there. A
 virtual machine does, to which an idle core looks like one that its host took away. Where that shows, helpers are woken
-on other cores. No thread stays bound to a core.
+on other cores. Helpers may run where the thread that asks them may, and no thread stays bound to a core.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from typing import TypeVar
 
 import numpy as np
 
-from .cores import core_of_this_thread, cores
+from .cores import allowed, core_of_this_thread, cores
 
 T = TypeVar("T")
 Body = Callable[[int, int], None]
@@ -88,7 +88,7 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
         work(0)
         return
     aside, helpers, own = _Rest.aside, list[Future[int]](), 0
-    with _elsewhere() if aside else nullcontext():
+    with _elsewhere() if aside else _here():
         try:
             _begin(helpers, threads - 1, work)
             start = time.thread_time()
@@ -104,25 +104,40 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
         _Rest.until = end + min(REST * lost, LONGEST_REST)
 
 
+def _here() -> AbstractContextManager[None]:
+    """Helpers run where this thread may, which another one's affinity may not be."""
+    if (mine := allowed()) != _Where.helpers:
+        _allow(mine)
+    return nullcontext()
+
+
 @contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Helpers that sleep now wake on other cores than this thread's; behind it they may be anywhere again."""
-    allowed, here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int](), core_of_this_thread()
-    others = allowed - {here}
+    """Helpers that sleep now wake on other cores than this thread's; behind it they may be where this thread may."""
+    mine, here = allowed(), core_of_this_thread()
+    others = mine - {here}
     if here is None or not others:
-        yield
+        with _here():
+            yield
         return
     try:
         _allow(others)
         yield
     finally:
-        _allow(allowed)
+        _allow(mine)
+
+
+class _Where:
+    """The cores on which the helpers may run that there are; a new one begins where its caller may."""
+
+    helpers = frozenset[int]()
 
 
 def _allow(cores: set[int]) -> None:
-    for helper in tuple(_threads):
+    for helper in tuple(_threads) if cores else ():
         with suppress(OSError):  # it ended, or these cores were taken from this process meanwhile
             os.sched_setaffinity(helper, cores)
+    _Where.helpers = frozenset(cores)
 
 
 def _begin(helpers: list[Future[int]], count: int, work: Work) -> None:

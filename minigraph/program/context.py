@@ -3,13 +3,16 @@
     guard    `with program_guard(main):` is seen by the thread, or the asyncio task, that entered it
     setting  `mg.seed(1)` in the main thread is for the process, in another thread for that thread
 
-A new thread starts with what holds for the process.
+A new thread starts with what holds for the process. In a forked child the one thread that it has goes on; what others
+held is made anew.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
@@ -133,3 +136,28 @@ class Setting(Generic[T]):
             yield
         finally:
             self._own.reset(token)
+
+
+_renewed: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
+
+def renewed_in_child(one: T, renew: Callable[[T], None]) -> None:
+    """Call renew(one) in each child that is forked from now on, where `one` still lives."""
+    _renewed[one] = renew
+
+
+def held_elsewhere(lock: Any) -> bool:
+    """Whether a thread of the parent that is not in this child held a lock."""
+    if not lock.acquire(blocking=False):
+        return True
+    lock.release()
+    return False
+
+
+def _in_child() -> None:
+    for one, renew in tuple(_renewed.items()):
+        renew(one)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

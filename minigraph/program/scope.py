@@ -21,7 +21,7 @@ from minigraph.errors.kinds import (
 )
 from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, why_no_array
 
-from .context import Guards, Turn
+from .context import Guards, Turn, held_elsewhere, renewed_in_child
 from .copies import NotPickled
 
 FAULTS_KEPT = 16
@@ -160,6 +160,7 @@ class Scope(NotPickled):
         self.taken = 0  # changes of `arrays` by `take`
         self.separated = 0  # how many others there were when `separate` looked last
         self.lock, self.turn = threading.RLock(), Turn("Scope")
+        renewed_in_child(self, _in_child)
 
     @property
     def version(self) -> int:
@@ -316,6 +317,13 @@ class Scope(NotPickled):
 
     def list_names(self) -> list[str]:
         return list(self.arrays)
+
+
+def _in_child(scope: Scope) -> None:
+    """Another thread of the parent was in the middle of something here: nobody knows what it had written."""
+    if held_elsewhere(scope.lock):
+        scope.lock, scope.turn = threading.RLock(), Turn("Scope")
+        scope.tear(scope.arrays, "this process was forked in the middle of what another thread of its parent did")
 
 
 def _is_of_gpu(array: Any) -> bool:

@@ -18,7 +18,7 @@ from minigraph.errors.kinds import UNKNOWN_FETCH, no_memory
 from minigraph.kernels import host_memory
 from minigraph.kernels.groups import present
 from minigraph.program import Program, default_main_program
-from minigraph.program.context import Turn
+from minigraph.program.context import Turn, held_elsewhere, renewed_in_child
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
@@ -65,6 +65,7 @@ class Executor(NotPickled):
         self._again = 0  # of these, how often one came again
         self._lock, self._turn = threading.RLock(), Turn("Executor")  # plans own their buffers
         self._replicas: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
+        renewed_in_child(self, _in_child)
 
     def run(
         self,
@@ -115,8 +116,7 @@ class Executor(NotPickled):
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
         prune: Prune = updates or bool(use_prune)
         feed = {} if feed is None else feed
-        if own.loaders:
-            feed = loaded(own, feed)
+        feed = loaded(own, feed) if own.loaders else feed
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with scope.lock, self._lock, scope.turn.begin(), self._turn.begin():  # who holds the scope may run a program
@@ -240,12 +240,20 @@ class Executor(NotPickled):
     def close(self) -> None:
         """Drop all plans and their buffers."""
         with self._lock:
-            for replicas in self._replicas.values():
-                replicas.close()
-            self._replicas.clear()
-            self._plans.clear()
-            self._gone.clear()
+            replicas = [*self._replicas.values()]
+            for kept in (self._replicas, self._plans, self._gone):
+                kept.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0
+        for each in replicas:  # without the lock: a run at their places may wait for it, in a function of py_func
+            each.close()
+
+
+def _in_child(executor: Executor) -> None:
+    """The threads of several places are not there; plans may be half made, or lie in the middle of a run."""
+    executor._replicas = weakref.WeakKeyDictionary()
+    if held_elsewhere(executor._lock):
+        executor._lock, executor._turn = threading.RLock(), Turn("Executor")
+        executor._plans, executor._latest = OrderedDict(), None
 
 
 def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:

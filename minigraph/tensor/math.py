@@ -175,17 +175,22 @@ def _reduce(call: str, x: Any, axis: Any, keepdim: bool, name: str | None, **att
     return emit(call, kind, variable(x, call), axis=ints(axis), keepdim=keepdim, name=name, **attrs)
 
 
+def _reduce_as(call: str, x: Any, axis: Any, dtype: Any, keepdim: bool, name: str | None) -> Variable:
+    x = variable(x, call)
+    if dtype is None:
+        return _reduce(call, x, axis, keepdim, name)
+    x = cast(x, dtype)
+    return as_type(_reduce(call, x, axis, keepdim, name), x.dtype)  # ints are added up as int64
+
+
 @scalars_as_rows
 @whole
 def sum(x: Variable, axis: Any = None, dtype: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The sum over `axis`, an int or list of ints (None or empty: all axes).
 
-    dtype  the type in which to sum; by default floats keep theirs, bool and ints become int64
+    dtype  of the sum, and of what is added up; by default floats keep theirs, bool and ints become int64
     """
-    x = variable(x, "sum")
-    if dtype is not None:
-        x = cast(x, dtype)
-    return _reduce("sum", x, axis, keepdim, name)
+    return _reduce_as("sum", x, axis, dtype, keepdim, name)
 
 
 @scalars_as_rows
@@ -222,10 +227,7 @@ def amin(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None 
 @whole
 def prod(x: Variable, axis: Any = None, keepdim: bool = False, dtype: Any = None, name: str | None = None) -> Variable:
     """The product over `axis`, types as in sum."""
-    x = variable(x, "prod")
-    if dtype is not None:
-        x = cast(x, dtype)
-    return _reduce("prod", x, axis, keepdim, name)
+    return _reduce_as("prod", x, axis, dtype, keepdim, name)
 
 
 @whole

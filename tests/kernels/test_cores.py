@@ -14,6 +14,7 @@ import minigraph as mg
 from minigraph.kernels import cores, parallel
 from minigraph.kernels.cpu import product
 from minigraph.opdef import get_op
+from tests.support.interrupts import interrupts
 
 
 @pytest.fixture
@@ -66,7 +67,12 @@ def test_the_least_limit_holds(environment, quota, allowed, expected, monkeypatc
         monkeypatch.setenv(name, text)
     monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
     monkeypatch.setattr(cores, "_allowed_cores", lambda: allowed)
-    assert cores._available.__wrapped__() == expected
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    cores._available.cache_clear()
+    try:
+        assert cores.cores() == expected
+    finally:
+        cores._available.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
@@ -74,6 +80,40 @@ def test_affinity_is_obeyed():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import minigraph as mg;" \
            "print(mg.get_num_threads())"  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_each_thread_has_as_many_threads_as_its_own_affinity_allows(unlimited, monkeypatch):
+    monkeypatch.setattr(cores, "_available", lambda: 64)
+    before, seen = os.sched_getaffinity(0), []
+
+    def narrow():
+        os.sched_setaffinity(0, {min(before)})  # of this thread alone, also after the import
+        seen.append(cores.cores())
+
+    thread = threading.Thread(target=narrow)
+    thread.start()
+    thread.join()
+    assert [*seen, cores.cores()] == [1, len(before)]
+
+
+WORKER = """
+import os
+import minigraph as mg
+mg.get_num_threads()
+child = os.fork()
+if not child:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os._exit(mg.get_num_threads())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_reads_the_variables_anew():
+    environment = {name: text for name, text in os.environ.items() if name not in cores.VARIABLES}
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "1\n"
 
 
 def test_the_core_of_a_thread(monkeypatch):
@@ -86,6 +126,7 @@ def test_the_core_of_a_thread(monkeypatch):
 
 def test_threads_can_be_limited(unlimited, monkeypatch):
     monkeypatch.setattr(cores, "_available", lambda: 4)
+    monkeypatch.setattr(cores, "_allowed_cores", lambda: 8)
     mg.set_num_threads(2)
     assert mg.get_num_threads() == 2
     mg.set_num_threads(9)
@@ -246,6 +287,20 @@ def test_a_library_with_a_number_for_each_thread_is_set_back_too(monkeypatch):
                 assert library.num_threads == 1
             assert library.num_threads == 1
         assert library.num_threads == 3
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_interrupt_leaves_no_library_with_one_thread(monkeypatch, shared):
+    library = OpenMP()
+    monkeypatch.setattr(product, "_libraries", lambda: ([library], []) if shared else ([], [library]))
+
+    def inside():
+        with product.one_thread_in_blas():
+            assert library.num_threads == 1
+
+    for where in interrupts(inside, ("cpu/product.py", "test_cores.py", "contextlib.py")):
+        assert library.num_threads == 3, where
+        assert not product._limited.inside, where
 
 
 FORKS = """

@@ -571,6 +571,7 @@ def moves(clock, monkeypatch):
 
     monkeypatch.setattr(parallel, "_begin", begin)
     monkeypatch.setattr(parallel, "_threads", [77])
+    monkeypatch.setattr(parallel._Where, "helpers", {0, 1, 2})
     monkeypatch.setattr(parallel, "core_of_this_thread", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: found.append((thread, cores)), raising=False)
@@ -629,6 +630,7 @@ def test_an_interrupt_leaves_no_helper_bound(moves, monkeypatch):
 
 def test_a_helper_that_cannot_leave_the_callers_core_rests(moves, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {1})
+    monkeypatch.setattr(parallel._Where, "helpers", {1})
     monkeypatch.setattr(parallel, "_wait", lambda *args: setattr(parallel.time, "wall", parallel.time.wall + 0.1))
     assert [taken_by_the_first(0.0) for _ in range(3)] == [[1], [1], [0]] and moves == ["begins"] * 2
 
@@ -646,8 +648,33 @@ def test_helpers_may_be_anywhere_when_they_have_begun(monkeypatch):
         parallel.for_blocks(640, 64, lambda start, stop: None)
         for thread in parallel._threads:
             assert os.sched_getaffinity(thread) == os.sched_getaffinity(0)
+    monkeypatch.setattr(parallel._Where, "helpers", parallel._Where.helpers)
     monkeypatch.setattr(parallel, "_threads", [2**22 + 1])  # more than the largest number of a thread
     parallel._allow({0})
+
+
+def test_helpers_run_where_the_thread_that_asks_them_may(monkeypatch):
+    if not hasattr(os, "sched_setaffinity") or len(every := os.sched_getaffinity(0)) < 2:
+        pytest.skip("no cores to choose from")
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    monkeypatch.setattr(parallel, "REST", 0)
+
+    def of_helpers():
+        monkeypatch.setattr(parallel._Rest, "until", 0.0)
+        monkeypatch.setattr(parallel._Rest, "aside", False)
+        parallel.for_blocks(640, 64, lambda start, stop: None)
+        return [os.sched_getaffinity(helper) for helper in parallel._threads]
+
+    def narrow():
+        os.sched_setaffinity(0, {min(every)})
+        return of_helpers()
+
+    parallel._executor().submit(int).result()
+    for _ in range(2):
+        with futures.ThreadPoolExecutor(1) as pool:
+            found = pool.submit(narrow).result()
+        assert found and all(cores == {min(every)} for cores in found)
+        assert all(cores == every for cores in of_helpers())
 
 
 def test_no_helper_is_asked_for_where_there_is_one_core(monkeypatch):

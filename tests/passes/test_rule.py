@@ -11,6 +11,8 @@ import pytest
 from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.ir.convert import to_graph, to_program
+from minigraph.ir.verify import verify
+from minigraph.passes.attention.memory_efficient_attention import memory_efficient_attention
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.pattern import Pattern
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
@@ -21,6 +23,8 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from minigraph.types import same
 from tests.support.net import Net
+
+OWN = "{} would be an operand of what computes it"
 
 
 @pytest.fixture
@@ -167,6 +171,19 @@ def test_both_orders_of_operands_are_tried(net):
     assert counts["fused_gemm_epilogue"] == counts["fused_gemm_epilogue_grad"] == 1 and not reasons
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", None])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_product_is_not_its_own_bias(net, activation, training):
+    """With one row its shape is that of a bias."""
+    h = net.g.matmul(net.data("x", 1, 3), net.param("w", 3, 5))
+    out = net.g.elementwise_add(h, h)
+    out = out if activation is None else getattr(net.g, activation)(out)
+    grads = append_backward(net.g.reduce_mean(out)) if training else []
+    counts, reasons = net.fuse(out, *(g for _, g in grads))
+    assert OWN.format("matmul_0.tmp_0") in reasons
+    assert counts["matmul"] == 1 and "fused_gemm_epilogue" not in counts
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_fused_operators_by_hand_take_part(net, activation, keep):
@@ -211,3 +228,17 @@ def test_an_attribute_that_is_float64_is_not_one_that_is_none():
         matches, _, reason = Pattern(lambda p, x, y: p.matmul(x, y)).match(op)
         assert len(matches) == count
     assert "has out_dtype=float64, wanted None" in str(reason)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("operand", ["values", "bias"])
+def test_scores_are_not_their_own_bias_nor_values(net, operand, training):
+    scores = net.g.matmul(net.data("q", 1, 3, 4), net.param("k", 1, 3, 4), trans_y=True)
+    biased = net.g.elementwise_add(scores, scores) if operand == "bias" else scores
+    weights = net.g.softmax(biased)
+    out = net.g.matmul(weights, net.data("v", 1, 3, 4) if operand == "bias" else weights)
+    grads = append_backward(net.g.reduce_mean(net.g.tanh(out))) if training else []
+    graph, report = to_graph(net.program, [out.name, *(g.name for _, g in grads)]), PassReport("attention")
+    assert memory_efficient_attention(graph, report) == 0
+    verify(graph)
+    assert [r.reason for r in report.refused] == [OWN.format((scores if operand == "bias" else weights).name)]

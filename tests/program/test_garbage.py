@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from minigraph.program.garbage import without_collection
+from tests.support.interrupts import interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +66,36 @@ def test_a_collection_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_an_interrupt_leaves_it_on() -> None:
+    frozen = gc.get_freeze_count()
+
+    def built() -> None:
+        with without_collection():
+            [[] for _ in range(2000)]
+
+    for where in interrupts(built, ("garbage.py", "contextlib.py")):
+        assert gc.isenabled(), where
+        assert gc.get_freeze_count() <= frozen, where
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads and fork, from Python 3.12 on
+def test_a_child_that_is_forked_while_another_thread_builds_collects() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def build() -> None:
+        with without_collection():
+            inside.set()
+            leave.wait(120)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    inside.wait(120)
+    child = os.fork()
+    if not child:
+        os._exit(not gc.isenabled())
+    leave.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

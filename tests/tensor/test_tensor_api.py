@@ -98,6 +98,14 @@ FUNCTIONS = {
     "max": (lambda x: mg.max(x, axis=1), lambda x: x.max(1), (CUBE,)),
     "min": (lambda x: mg.min(x), np.min, (CUBE,)),
     "prod": (lambda x: mg.prod(x, axis=0), lambda x: x.prod(0), (A,)),
+    **{
+        f"{name} as {dtype}": (
+            lambda x, f=name, d=dtype: getattr(mg, f)(x, 1, dtype=d) if f != "cumprod" else mg.cumprod(x, 1, d),
+            lambda x, f=name, d=dtype: getattr(np, f)(x.astype(d), 1, dtype=d), (K,),
+        )
+        for name in ("sum", "prod", "nansum", "cumsum", "cumprod")
+        for dtype in ("int32", "int64", "float32", "float64") if name != "nansum" or dtype[0] == "f"
+    },
     "cumsum": (lambda x: mg.cumsum(x, axis=1), lambda x: x.cumsum(1), (A,)),
     "cumsum flat": (lambda x: mg.cumsum(x), np.cumsum, (A,)),
     "argmax": (lambda x: mg.argmax(x, axis=0), lambda x: x.argmax(0), (A,)),

@@ -103,11 +103,27 @@ def _part(x: np.ndarray, axis: int, start: int, stop: int, summed: int = 0) -> n
 
 
 class _Limited:
-    """How many threads are inside `one_thread_in_blas`, and how to set libraries to what they had before."""
+    """Who is inside `one_thread_in_blas`, and what libraries are set back to when nobody is."""
 
     def __init__(self) -> None:
-        self.lock, self.depth = threading.Lock(), 0
+        self.lock, self.inside = threading.Lock(), set[object]()
         self.before: list[tuple[Any, int]] = []
+
+    def enter(self, one: object, libraries: list[Any]) -> None:
+        """`one` is inside from now on."""
+        with self.lock:
+            if not self.inside:
+                self.before = _more_than_one(libraries)
+            self.inside.add(one)
+            if len(self.inside) == 1:
+                _set_to_one(self.before)
+
+    def leave(self, one: object) -> None:
+        """`one` is not inside, which may be so already: after an interrupt it is told again."""
+        with self.lock:
+            self.inside.discard(one)
+            if not self.inside:
+                _set(self.before)
 
 
 _limited = _Limited()
@@ -118,22 +134,25 @@ def one_thread_in_blas() -> Iterator[None]:
     """BLAS libraries of this process compute with one thread inside the block, and as before after it.
 
     Most know one number for all threads: other work of this process has one thread, too, as long as a program runs.
-    Those on OpenMP know one for each thread.
+    Those on OpenMP know one for each thread. An interrupt at any instant leaves none of them with one thread.
     """
     shared, own = _libraries()
-    mine = _set_to_one(own)
-    with _limited.lock:
-        if _limited.depth == 0:
-            _limited.before = _set_to_one(shared)
-        _limited.depth += 1
+    mine, one = _more_than_one(own), object()
+
+    def leave() -> None:
+        _limited.leave(one)
+        _set(mine)
+
     try:
+        _set_to_one(mine)
+        _limited.enter(one, shared)
         yield
     finally:
-        with _limited.lock:
-            _limited.depth -= 1
-            if _limited.depth == 0:
-                _set(_limited.before)
-        _set(mine)
+        try:
+            leave()
+        except BaseException:  # it was interrupted
+            leave()
+            raise
 
 
 @cache
@@ -144,11 +163,13 @@ def _libraries() -> tuple[list[Any], list[Any]]:
     return [library for library in loaded if library not in own], own
 
 
-def _set_to_one(libraries: list[Any]) -> list[tuple[Any, int]]:
-    """One thread from now on; returns what those were set to that had more."""
-    before = [(library, number) for library in libraries if (number := library.num_threads) != 1]
-    _set([(library, 1) for library, _ in before])
-    return before
+def _more_than_one(libraries: list[Any]) -> list[tuple[Any, int]]:
+    """The libraries that compute with several threads, and with how many."""
+    return [(library, number) for library in libraries if (number := library.num_threads) != 1]
+
+
+def _set_to_one(numbers: list[tuple[Any, int]]) -> None:
+    _set([(library, 1) for library, _ in numbers])
 
 
 def _set(numbers: list[tuple[Any, int]]) -> None:
@@ -160,7 +181,7 @@ def _set(numbers: list[tuple[Any, int]]) -> None:
 
 def _in_child() -> None:
     global _limited
-    _set(_limited.before if _limited.depth else [])
+    _set(_limited.before if _limited.inside else [])
     _limited = _Limited()
 
 

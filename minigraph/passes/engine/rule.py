@@ -22,8 +22,9 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import get_op
 from minigraph.program import GRAD_SUFFIX
-from minigraph.program.builder import GradNeeds, gradient_slot, rule_gradients
+from minigraph.program.builder import GradNeeds, rule_gradients
 
+from .links import gradient_slots, linked_grads
 from .log import Applied, PassReport, Reason
 from .pattern import Match, Pattern
 
@@ -152,7 +153,7 @@ class _Replacement:
         self.graph, self.rule, self.match, self.pass_name = graph, rule, match, pass_name
         self.old = sorted(match.ops.values(), key=lambda op: op.rank)
         self.kept = [v for v in match.kept if v is not None]
-        self.grads, self.entering = _linked_grads(self.old)
+        self.grads, self.entering = linked_grads(self.old)
 
     def run(self) -> Applied:
         """Check, emit, exchange; raises Refused with the graph unchanged."""
@@ -177,6 +178,7 @@ class _Replacement:
                 backward = GraphBuilder(self.graph, first.rank, first, self.pass_name)
                 flowing = {r: incoming[k] for r, k in zip(results, self.kept, strict=True) if k in incoming}
                 contributions = self._differentiate(backward, g.emitted, flowing, outgoing)
+            self._check_operands([*g.emitted, *(backward.emitted if backward is not None else ())])
         except (Refused, MinigraphError) as no:
             for builder in (backward, g):
                 if builder is not None:
@@ -303,6 +305,12 @@ class _Replacement:
 
     # exchanging
 
+    def _check_operands(self, emitted: Sequence[OpNode]) -> None:
+        """New operators read nothing that goes: `h + h` is no product with a bias, though h may have its shape."""
+        gone = {*self.old, *self.grads}
+        for v in (v for op in emitted for v in op.input_vars if v.producer in gone):
+            raise Refused(f"{v.name} would be an operand of what computes it")
+
     def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         refuse_unless(len(new) == len(old), "{} values replace {}", len(new), len(old))
         for a, b in zip(new, old, strict=True):
@@ -364,24 +372,6 @@ def _alike(new: OpNode, old: OpNode) -> bool:
     a, b = new.forward, old.forward
     moved = a is not None and b is not None and a.type == b.type and list(a.input_vars) != list(b.input_vars)
     return new.type == old.type and not moved
-
-
-def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
-    """The grad operators of `ops`, in order; and, apart, the sums that collect gradients from their readers."""
-    linked = {g for op in ops for g in op.grads}
-    made = {v for g in linked for v in g.output_vars}
-    entering = {g for g in linked if g.type == "sum" and not any(v in made for v in g.input_vars)}
-    return sorted(linked - entering, key=lambda op: op.rank), list(entering)
-
-
-def gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
-    """(slot of the forward operator, its gradients) for the outputs of a grad operator."""
-    assert grad.forward is not None
-    if grad.grad_slot is not None:
-        return [(grad.grad_slot, list(next(iter(grad.outputs.values()))))]
-    if grad.type != f"{grad.forward.type}_grad":
-        return []  # a value on the way
-    return [(gradient_slot(slot), vs) for slot, vs in grad.outputs.items()]
 
 
 def _kept(op: OpNode, grads: dict[VarNode, VarNode], name: str) -> Any:

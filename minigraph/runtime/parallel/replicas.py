@@ -57,7 +57,7 @@ class Replicas:
     def __init__(self, compiled: Any, executors: Sequence[Any]) -> None:
         self.of_rank, self.executors, self.size = OfRank(compiled), executors, len(executors)
         self._meet()
-        self.pool = ThreadPoolExecutor(self.size - 1, "minigraph rank") if self.size > 1 else None
+        self.pool: ThreadPoolExecutor | None = None  # there from a run to `close`
         self.lock, self.turn = threading.RLock(), Turn("Executor")
 
     def _meet(self) -> None:
@@ -120,7 +120,7 @@ class Replicas:
                 meeting.fail(number, problem)
                 raise
 
-        assert self.pool is not None
+        self.pool = self.pool or ThreadPoolExecutor(self.size - 1, "minigraph rank")
         others, results, problem = list[Future[list[Any]]](), list[list[Any]](), None
         try:
             for number in range(1, self.size):
@@ -148,11 +148,13 @@ class Replicas:
         raise problem if isinstance(problem, KeyboardInterrupt) else first
 
     def close(self) -> None:
-        """Drop all plans, and end the threads."""
-        for executor in self.executors:
-            executor.close()
-        if self.pool is not None:
-            self.pool.shutdown()
+        """Drop all plans, and end the threads, once no run needs them; a run behind it begins others."""
+        with self.lock, self.turn.begin():
+            for executor in self.executors:
+                executor.close()
+            pool, self.pool = self.pool, None
+            if pool is not None:
+                pool.shutdown()
 
 
 def cut_feed(feed: Any, ranks: int) -> list[Any]:
