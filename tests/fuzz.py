@@ -93,6 +93,8 @@ REASONS = {
     "W rank": r"W must be 2-D",
     "no product to add": r"over a batch that was broadcast|X and Y must have rank 2",
     "alone": r"^alone: ",
+    "read for a norm": r"for what the norm's gradient waits for$",
+    "gradients of a norm": r" has \d+ gradients$",
     "few rows": r"rows for certain, fewer than",
     "no plain layer": r"does more than a linear layer$|is no product with a matrix$|is the weight of two$",
 }
@@ -101,7 +103,7 @@ SELDOM = {  # in random programs; test_fuse_foreach.py has the first three, test
     "left to share a kernel": r"is left to share a kernel with",
     "too long for a kernel": r"values of a tensor are read and written, \d+ can be$|operators meet, a kernel",
     "backward does not read": r"^backward does not read",
-    "not kept": r"is not kept for backward$|is read between gradients$",
+    "not kept": r"is not kept for backward$|cannot wait",
     "read as a whole": r"which would need a copy$",
 }
 

@@ -70,6 +70,7 @@ def varied(kind: str, r: random.Random) -> Optimizer:
         options["apply_decay_param_fun"] = lambda name: sum(map(ord, name)) % 2 == 0
     make = r.choice(RARER) if kind == "SGD" and r.random() < 0.4 else OPTIMIZERS[kind]
     return make(**options)
+NORMED = 0.06  # of the layers stand behind a norm
 PLAIN = 0.4  # of the programs are nothing but linear layers with parameters and activations
 
 
@@ -99,7 +100,7 @@ def random_program(seed: int, layers: Collection[int] | None = None, bare: bool 
             count = net.r.randint(2, 7)
             for i in range(count):
                 if layers is None or i in layers:
-                    net.r = random.Random(f"{seed}:{i}")
+                    net.r, net.norms = (random.Random(f"{seed}:{i}{of}") for of in ("", " norm"))
                     net.layer(without_traps)
             net.r = random.Random(f"{seed}:end")
             try:
@@ -190,6 +191,9 @@ class _Net(RewriteLayers, HeadLayers):
     # layers
 
     def layer(self, without_traps: bool) -> None:
+        if not self.plain and self.norms.random() < NORMED and (y := self.norm(self.norms)) is not None:
+            self.words.append("norm")
+            self.pool.append(y)
         kind = "linear" if self.plain else self.choose(LAYERS)
         if without_traps and kind in TRAPS:
             kind = "linear"
@@ -401,6 +405,8 @@ class _Net(RewriteLayers, HeadLayers):
 
     def finish(self, bare: bool) -> None:
         ending = self.choose(ENDINGS)
+        if ending == "second" and "norm" in self.words:  # whose gradient has none
+            ending = "twice"
         read = {v.name for op in self.block.ops for v in op.input_vars}
         ends = [v for v in self.pool if v.name not in read and self.r.random() < 0.8]
         last = ends[-1] if ends else self.pool[-1]

@@ -6,6 +6,7 @@ nothing does. Those with traps refuse a rewrite by what they do in between.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -113,6 +114,22 @@ class RewriteLayers:
         if r.random() < 0.15:
             self.fetches.append(c.name)
         return self.emit("elementwise_add", x, c)
+
+    def norm(self, r: random.Random) -> Variable | None:
+        """A layer norm of rows of at least two numbers, mostly with scale and shift; read by a cast now and then."""
+        x = self.pool[-1]
+        if len(self.sizes[x.name]) < 2 or self.sizes[x.name][-1] < 2 or 0 in self.sizes[x.name]:
+            return None
+        sizes = self.sizes[x.name]
+        axis = r.randint(1, len(sizes) - 1)
+        scale, shift = (self.param(math.prod(sizes[axis:])) if r.random() < 0.7 else None for _ in "ab")
+        y, *_ = self.g.layer_norm(x, scale, shift, begin_norm_axis=axis, epsilon=0.1)
+        self.sizes[y.name] = sizes
+        if r.random() < 0.1:
+            self.fetches.append(y.name)
+        if r.random() < 0.2:
+            return self.emit("cast", self.emit("cast", y, dtype="float32"), dtype="float64")
+        return y
 
     def casts(self) -> Variable:
         """There and back: exact, rounded, on to a third type, to the own type, of bools and ints."""
