@@ -70,7 +70,7 @@ def varied(kind: str, r: random.Random) -> Optimizer:
         options["apply_decay_param_fun"] = lambda name: sum(map(ord, name)) % 2 == 0
     make = r.choice(RARER) if kind == "SGD" and r.random() < 0.4 else OPTIMIZERS[kind]
     return make(**options)
-NORMED = 0.06  # of the layers stand behind a norm
+NORMED = 0.12  # of the layers stand behind a norm
 PLAIN = 0.4  # of the programs are nothing but linear layers with parameters and activations
 
 
