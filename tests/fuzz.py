@@ -53,7 +53,6 @@ REASONS = {
     "cannot stand here": r"cannot stand here",
     "not there any more": r"^\S+ is (computed later|updated in place before)$",
     "overwritten before": r"would be overwritten before",
-    "own operand": r"would be an operand of what computes it$",
     "shape reader": r"needs the shape of",
     "enters twice": r"enters \w+ twice",
     "differentiated twice": r"is differentiated twice",
@@ -98,10 +97,11 @@ REASONS = {
     "few rows": r"rows for certain, fewer than",
     "no plain layer": r"does more than a linear layer$|is no product with a matrix$|is the weight of two$",
 }
-SELDOM = {  # in random programs; test_fuse_foreach.py has the first three, tests of norms and layers the others
+SELDOM = {  # in random programs; test_fuse_foreach.py has the first three, tests of rules, norms and layers the others
     "written twice": r"is written twice$",
     "left to share a kernel": r"is left to share a kernel with",
     "too long for a kernel": r"values of a tensor are read and written, \d+ can be$|operators meet, a kernel",
+    "own operand": r"would be an operand of what computes it$",
     "backward does not read": r"^backward does not read",
     "not kept": r"is not kept for backward$|cannot wait",
     "read as a whole": r"which would need a copy$",
