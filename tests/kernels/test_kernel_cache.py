@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_on_a_full_disk_kernels_go_with_the_process(compiled, monkeypatch, tmp_p
 def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
     """The longest text first, each once; what is on the disk begins nothing."""
     monkeypatch.setattr(compile, "CACHE", tmp_path)
-    monkeypatch.setattr(compile, "THREADS", 1)
+    monkeypatch.setattr(compile, "physical_cores", lambda: 1)
     goes_on, order = threading.Event(), list[int]()
 
     def compiled(source: str, arch: str) -> Any:
@@ -99,15 +100,18 @@ def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
         return b"code", "", ""
 
     monkeypatch.setattr(compile, "_compiled", compiled)
-    work, sources = compile.SideBySide("sm_80"), [SOURCE + " " * i for i in (0, 2, 1)]
+    work, sources = compile.SideBySide("sm_80"), [SOURCE + " " * i for i in range(4)]
     work.begin(sources[:1])
+    while work._left.qsize():  # until the thread has it
+        time.sleep(0.001)
+    work.begin(sources[1:3])
     work.begin(sources)
     assert not order  # nobody waits
     goes_on.set()
-    assert work.end() == 3 and order == [len(SOURCE) + i for i in (0, 2, 1)]
+    assert work.end(sources) == 4 and order == [len(SOURCE) + i for i in (0, 3, 2, 1)]
     monkeypatch.setattr(compile, "_known", lambda *_: pytest.fail("what is there is looked for once"))
     work.begin(sources)
-    assert not work.begun and work.end() == 0
+    assert not work.begun and work.end(sources) == 0
     monkeypatch.undo()
     monkeypatch.setattr(compile, "CACHE", tmp_path)
 
@@ -117,8 +121,31 @@ def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
     monkeypatch.setattr(compile, "_compiled", fails)
     work.begin([*sources, "other"])
     with pytest.raises(RuntimeError, match="NVRTC"):
-        work.end()
-    assert work.end() == 0
+        work.end(["other"])
+    assert work.end(["other"]) == 0
+
+
+def test_who_waits_for_some_kernels_does_not_wait_for_others(monkeypatch, tmp_path):
+    """As a startup program while the kernels of a step are compiled."""
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    monkeypatch.setattr(compile, "physical_cores", lambda: 2)
+    goes_on, order = threading.Event(), list[str]()
+
+    def compiled(source: str, arch: str) -> Any:
+        if source == "slow":
+            goes_on.wait()
+        order.append(source)
+        return b"code", "", ""
+
+    monkeypatch.setattr(compile, "_compiled", compiled)
+    work, short = compile.SideBySide("sm_80"), ["one", "three", "fo"]
+    work.begin(["slow"])
+    work.begin(short)
+    assert work.end(short) == 3 and "slow" not in order and list(work.begun) == ["slow"]
+    goes_on.set()
+    assert work.end(["slow", "one"]) == 1 and not work.begun and work._pool is None
+    work.begin(["another"])
+    assert work.end(["another"]) == 1
 
 
 def test_what_takes_long_is_told_once_and_the_rest_is_not(monkeypatch, tmp_path, capsys):

@@ -19,7 +19,10 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from queue import PriorityQueue
 from typing import NamedTuple
+
+from minigraph.kernels.cores import physical_cores
 
 from .bindings import nvrtc
 from .progress import told
@@ -34,7 +37,6 @@ def _home() -> Path:
 
 CACHE = _home() / ".cache" / "minigraph" / "kernels"
 SHIPPED = "minigraph_kernels"
-THREADS = 16  # that compile at the same time: a step has tens of texts, of which the longest takes a second
 KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
 KERNEL = re.compile(r"__global__[^{;]*\{")  # what stands before the first statement of one
 WAIT = ' asm volatile("griddepcontrol.wait;" : : : "memory");'
@@ -172,50 +174,61 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
 class SideBySide:
     """Brings cubins of sources to the disk in threads of its own, while the caller goes on.
 
-    begun  {source: what says that it was compiled} of those that were not there
+    begun  {source: what says that it was compiled} of those that were not there, until somebody waits for them
     there  the other sources, of all that were asked for: each is looked for once
     """
 
     def __init__(self, arch: str) -> None:
         self.arch, self.begun = arch, dict[str, Future[None]]()
         self.there: set[str] = set()
+        self._left: PriorityQueue[tuple[int, str, Future[None]]] = PriorityQueue()
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, sources: Iterable[str]) -> None:
-        """Compile what is not on the disk, the longest first: it takes longest."""
+        """Compile what is not on the disk; the longest that is left comes next: it takes longest."""
         for source in sorted({*sources} - self.there - self.begun.keys(), key=len, reverse=True):
             if _known(_waiting(source, self.arch), self.arch) is not None:
                 self.there.add(source)
-            else:
-                self._pool = self._pool or ThreadPoolExecutor(THREADS)
-                self.begun[source] = self._pool.submit(self._compile, source)
+                continue
+            self.begun[source] = Future()
+            self._left.put((-len(source), source, self.begun[source]))
+            self._pool = self._pool or ThreadPoolExecutor(physical_cores())
+            self._pool.submit(self._compile_longest)
 
-    def end(self) -> int:
-        """Wait for all that has begun, and let the threads go; how many were not there."""
-        begun, pool = self.begun, self._pool
-        self.begun, self._pool = {}, None
-        if pool is None:
-            return 0
+    def end(self, sources: Iterable[str]) -> int:
+        """Wait for those of `sources` that have begun, and let the threads go behind the last; how many it were."""
+        wanted = {source: self.begun.pop(source) for source in sources if source in self.begun}
 
         def said() -> str:
-            left = sum(not one.done() for one in begun.values())
-            return f"compiling {left} of {len(begun)} kernels for {self.arch}; once, they stay in {CACHE}"
+            left = sum(not one.done() for one in wanted.values())
+            return f"compiling {left} of {len(wanted)} kernels for {self.arch}; once, they stay in {CACHE}"
 
-        with pool, told(said):
-            for one in begun.values():
-                one.result()
-        self.there |= begun.keys()
-        return len(begun)
+        try:
+            with told(said):
+                for one in wanted.values():
+                    one.result()
+        finally:
+            if self._pool is not None and not self.begun:
+                self._pool.shutdown(wait=False)
+                self._pool = None
+        self.there |= wanted.keys()
+        return len(wanted)
 
-    def _compile(self, source: str) -> None:
-        compile_source(source, self.arch)
+    def _compile_longest(self) -> None:
+        _, source, done = self._left.get()
+        try:
+            compile_source(source, self.arch)
+        except BaseException as problem:
+            done.set_exception(problem)
+        else:
+            done.set_result(None)
 
 
 def compile_all(sources: Iterable[str], arch: str) -> int:
     """Bring the cubins of several sources to the disk, several at a time; how many were not there."""
-    work = SideBySide(arch)
-    work.begin(sources)
-    return work.end()
+    work, wanted = SideBySide(arch), list(sources)
+    work.begin(wanted)
+    return work.end(wanted)
 
 
 def ptx_of(source: str, arch: str = "sm_90a") -> str:
