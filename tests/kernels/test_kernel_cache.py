@@ -108,7 +108,9 @@ def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
     work.begin(sources)
     assert not order  # nobody waits
     goes_on.set()
-    assert work.end(sources) == 4 and order == [len(SOURCE) + i for i in (0, 3, 2, 1)]
+    for one in work.begun.values():
+        one.result()
+    assert order == [len(SOURCE) + i for i in (0, 3, 2, 1)] and work.end(sources) == 4
     monkeypatch.setattr(compile, "_known", lambda *_: pytest.fail("what is there is looked for once"))
     work.begin(sources)
     assert not work.begun and work.end(sources) == 0
@@ -126,26 +128,55 @@ def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
 
 
 def test_who_waits_for_some_kernels_does_not_wait_for_others(monkeypatch, tmp_path):
-    """As a startup program while the kernels of a step are compiled."""
+    """As a startup program while the kernels of a step are compiled: it compiles its own where no thread is free."""
     monkeypatch.setattr(compile, "CACHE", tmp_path)
-    monkeypatch.setattr(compile, "physical_cores", lambda: 2)
+    monkeypatch.setattr(compile, "physical_cores", lambda: 1)
     goes_on, order = threading.Event(), list[str]()
 
     def compiled(source: str, arch: str) -> Any:
-        if source == "slow":
+        if source == "first":
             goes_on.wait()
         order.append(source)
         return b"code", "", ""
 
     monkeypatch.setattr(compile, "_compiled", compiled)
-    work, short = compile.SideBySide("sm_80"), ["one", "three", "fo"]
-    work.begin(["slow"])
-    work.begin(short)
-    assert work.end(short) == 3 and "slow" not in order and list(work.begun) == ["slow"]
+    work, short, later = compile.SideBySide("sm_80"), ["one", "three", "fo"], ["much longer", "much longer still"]
+    work.begin(["first"])
+    while work._left.qsize():  # until the thread has it
+        time.sleep(0.001)
+    work.begin([*later, *short])
+    assert work.end(short) == 3 and set(work.begun) == {"first", *later} and order == ["three", "one", "fo"]
     goes_on.set()
-    assert work.end(["slow", "one"]) == 1 and not work.begun and work._pool is None
+    assert work.end(["first", *later, "one"]) == 3 and not work.begun and work._pool is None
+    assert sorted(order) == sorted(["first", *later, *short])  # each once
     work.begin(["another"])
     assert work.end(["another"]) == 1
+
+
+def test_threads_take_first_what_somebody_waits_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    monkeypatch.setattr(compile, "physical_cores", lambda: 1)
+    goes_on, caller_goes_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def compiled(source: str, arch: str) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            goes_on.set()
+            caller_goes_on.wait()
+        else:
+            goes_on.wait()
+            order.append(source)
+            if source == "of others":
+                caller_goes_on.set()
+        return b"code", "", ""
+
+    monkeypatch.setattr(compile, "_compiled", compiled)
+    work = compile.SideBySide("sm_80")
+    work.begin(["first"])
+    while work._left.qsize():
+        time.sleep(0.001)
+    work.begin(["of others", "own", "mine"])
+    assert work.end(["own", "mine"]) == 2 and work.end(["first", "of others"]) == 2
+    assert order == ["first", "own", "of others"]  # the caller had "mine"
 
 
 def test_what_takes_long_is_told_once_and_the_rest_is_not(monkeypatch, tmp_path, capsys):

@@ -43,7 +43,7 @@ WAIT = ' asm volatile("griddepcontrol.wait;" : : : "memory");'
 WAITS = "every kernel waits before it touches memory"
 TOUCHES = re.compile(r"^\s*(?:@\S+\s+)?(?!ld\.param)(?:ldu?|st|atom|red|cp|prefetchu?|tex|call|mbarrier)\b", re.M)
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
-_one_thread = threading.Lock()
+_one_thread, _one_takes = threading.Lock(), threading.Lock()
 
 
 class Cubin(NamedTuple):
@@ -174,6 +174,7 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
 class SideBySide:
     """Brings cubins of sources to the disk in threads of its own, while the caller goes on.
 
+    Of what is left that comes next which somebody waits for, and of that the longest: it takes longest.
     begun  {source: what says that it was compiled} of those that were not there, until somebody waits for them
     there  the other sources, of all that were asked for: each is looked for once
     """
@@ -181,23 +182,24 @@ class SideBySide:
     def __init__(self, arch: str) -> None:
         self.arch, self.begun = arch, dict[str, Future[None]]()
         self.there: set[str] = set()
-        self._left: PriorityQueue[tuple[int, str, Future[None]]] = PriorityQueue()
+        self._left: PriorityQueue[tuple[bool, int, str, Future[None]]] = PriorityQueue()
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, sources: Iterable[str]) -> None:
-        """Compile what is not on the disk; the longest that is left comes next: it takes longest."""
+        """Compile what is not on the disk."""
         for source in sorted({*sources} - self.there - self.begun.keys(), key=len, reverse=True):
             if _known(_waiting(source, self.arch), self.arch) is not None:
                 self.there.add(source)
-                continue
-            self.begun[source] = Future()
-            self._left.put((-len(source), source, self.begun[source]))
-            self._pool = self._pool or ThreadPoolExecutor(physical_cores())
-            self._pool.submit(self._compile_longest)
+            else:
+                self.begun[source] = Future()
+                self._put(source, self.begun[source], wanted=False)
 
     def end(self, sources: Iterable[str]) -> int:
-        """Wait for those of `sources` that have begun, and let the threads go behind the last; how many it were."""
+        """Wait for those of `sources` that have begun, and help; behind the last the threads go. How many it were."""
         wanted = {source: self.begun.pop(source) for source in sources if source in self.begun}
+        for source, one in wanted.items():
+            if not (one.running() or one.done()):
+                self._put(source, one, wanted=True)
 
         def said() -> str:
             left = sum(not one.done() for one in wanted.values())
@@ -205,6 +207,8 @@ class SideBySide:
 
         try:
             with told(said):
+                for source in sorted(wanted, key=len, reverse=True):
+                    self._compile(source, wanted[source])
                 for one in wanted.values():
                     one.result()
         finally:
@@ -214,8 +218,19 @@ class SideBySide:
         self.there |= wanted.keys()
         return len(wanted)
 
-    def _compile_longest(self) -> None:
-        _, source, done = self._left.get()
+    def _put(self, source: str, done: Future[None], wanted: bool) -> None:
+        self._left.put((not wanted, -len(source), source, done))
+        self._pool = self._pool or ThreadPoolExecutor(physical_cores())
+        self._pool.submit(self._compile_next)
+
+    def _compile_next(self) -> None:
+        self._compile(*self._left.get()[2:])
+
+    def _compile(self, source: str, done: Future[None]) -> None:
+        with _one_takes:
+            if done.running() or done.done():  # somebody else has it
+                return
+            done.set_running_or_notify_cancel()
         try:
             compile_source(source, self.arch)
         except BaseException as problem:
