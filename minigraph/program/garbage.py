@@ -17,13 +17,15 @@ def without_collection() -> Iterator[None]:
     they are few, none is due, and they stay young: what is dropped of them is found soon.
     """
     enabled = gc.isenabled()
-    gc.disable()
-    try:
+    try:  # around all, so that no interrupt leaves it off
+        gc.disable()
         yield
     finally:
         if enabled:
-            is_due = gc.get_count()[0] > gc.get_threshold()[0]
-            if is_due and gc.get_freeze_count() < FROZEN:  # else somebody froze objects, which would thaw
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
+            try:
+                is_due = gc.get_count()[0] > gc.get_threshold()[0]
+                if is_due and gc.get_freeze_count() < FROZEN:  # else somebody froze objects, which would thaw
+                    gc.freeze()
+                    gc.unfreeze()
+            finally:
+                gc.enable()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from minigraph.program.garbage import without_collection
+from tests.support.interrupts import interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +64,15 @@ def test_a_collection_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_no_interrupt_leaves_it_off():
+    def work():
+        with without_collection():
+            made[:] = [[] for _ in range(1000)]
+
+    made, instants = list[list[int]](), 0
+    for where in interrupts(work, ("program/garbage.py", "contextlib.py")):
+        assert gc.isenabled(), where
+        instants += 1
+    assert instants > 10 and gc.isenabled()
