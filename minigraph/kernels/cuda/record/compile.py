@@ -9,6 +9,7 @@ capability 9.0 on every kernel begins with a wait for those before it: a graph m
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import tempfile
@@ -182,7 +183,8 @@ class SideBySide:
     def __init__(self, arch: str) -> None:
         self.arch, self.begun = arch, dict[str, Future[None]]()
         self.there: set[str] = set()
-        self._left: PriorityQueue[tuple[bool, int, str, Future[None]]] = PriorityQueue()
+        self._left: PriorityQueue[tuple[bool, int, int, str, Future[None]]] = PriorityQueue()
+        self._numbers = itertools.count()  # no two that are left are the same
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, sources: Iterable[str]) -> None:
@@ -197,6 +199,8 @@ class SideBySide:
     def end(self, sources: Iterable[str]) -> int:
         """Wait for those of `sources` that have begun, and help; behind the last the threads go. How many it were."""
         wanted = {source: self.begun.pop(source) for source in sources if source in self.begun}
+        if not wanted:  # a timer of `told` is a thread
+            return 0
         for source, one in wanted.items():
             if not (one.running() or one.done()):
                 self._put(source, one, wanted=True)
@@ -219,12 +223,12 @@ class SideBySide:
         return len(wanted)
 
     def _put(self, source: str, done: Future[None], wanted: bool) -> None:
-        self._left.put((not wanted, -len(source), source, done))
+        self._left.put((not wanted, -len(source), next(self._numbers), source, done))
         self._pool = self._pool or ThreadPoolExecutor(physical_cores())
         self._pool.submit(self._compile_next)
 
     def _compile_next(self) -> None:
-        self._compile(*self._left.get()[2:])
+        self._compile(*self._left.get()[3:])
 
     def _compile(self, source: str, done: Future[None]) -> None:
         with _one_takes:
