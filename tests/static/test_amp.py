@@ -293,6 +293,9 @@ def test_amp_init_copies_nothing_that_it_need_not():
     t.optimizer.amp_init(None, t.scope, rewrite_master_weight=True)  # of what has 16 bits already
     assert not np.shares_memory(t.scope.arrays[name], t.scope.arrays[f"{name}_fp32_master_0"])
     assert (np.float32(t.scope.read(name)) == t.scope.read(f"{name}_fp32_master_0")).all()
+    t.scope.arrays[name] = np.ma.masked_equal(t.scope.arrays[name], 1)
+    with pytest.raises(mg.MinigraphError, match="masked"):
+        t.optimizer.amp_init(None, t.scope, rewrite_master_weight=True)
 
 
 def test_an_interrupted_amp_init_leaves_no_pair_that_is_half_new():
