@@ -83,25 +83,17 @@ def cast(batch: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarr
 
 
 class Minigraph(StepArm):
-    """`flags` for the BuildStrategy, None for a Program as it is."""
+    """`flags` for the BuildStrategy, None for a Program as it is; `ahead`: its plan is made before the startup runs."""
 
-    def __init__(self, row: StepRow, drop: float, flags: dict[str, Any] | None, on_host: bool = False) -> None:
+    def __init__(
+        self, row: StepRow, drop: float, flags: dict[str, Any] | None, on_host: bool = False, ahead: bool = False
+    ) -> None:  # fmt: skip
         mg = self.mg = importlib.import_module("minigraph")
         memory = importlib.import_module("minigraph.runtime.memory")
         self.most_live, self.Life = memory.most_live, memory.Life
         self.lives = importlib.import_module("minigraph.runtime.cuda.layout.order").lives
         self.every_call = importlib.import_module("minigraph.kernels.cuda.record.call").every_call
         main, startup, parameters, self.loss, self.grads, optimizer = built(mg, row, drop)
-        dtype = mg.types.as_dtype(row.dtype)
-        batches = [cast(b, dtype) for b in row.batches()]
-        self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
-        self.exe, self.scope, self.row = mg.static.Executor(mg.CUDAPlace(0)), mg.static.Scope(), row
-        self.exe.run(startup, scope=self.scope)
-        for p, value in zip(parameters, row.parameters(), strict=True):
-            assert p.shape == value.shape, (p, value.shape)
-            self.scope.write(p.name, value.astype(dtype, copy=False))
-        if row.amp:  # these are the first values of the float32 copies, too
-            optimizer.amp_init(mg.CUDAPlace(0), self.scope, rewrite_master_weight=True)
         self.program = main
         if flags is not None and not flags.get("allow_cuda_graph_capture", True):
             self.queued = ONE_BY_ONE
@@ -109,6 +101,18 @@ class Minigraph(StepArm):
             every = flags.pop("all", True)
             strategy = mg.static.BuildStrategy.all(**flags) if every else mg.static.BuildStrategy(**flags)
             self.program = mg.static.CompiledProgram(main, build_strategy=strategy)
+        dtype = mg.types.as_dtype(row.dtype)
+        batches = [cast(b, dtype) for b in row.batches()]
+        self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
+        self.exe, self.scope, self.row = mg.static.Executor(mg.CUDAPlace(0)), mg.static.Scope(), row
+        if ahead:
+            self.exe.prepare(self.program, batches[0], scope=self.scope)
+        self.exe.run(startup, scope=self.scope)
+        for p, value in zip(parameters, row.parameters(), strict=True):
+            assert p.shape == value.shape, (p, value.shape)
+            self.scope.write(p.name, value.astype(dtype, copy=False))
+        if row.amp:  # these are the first values of the float32 copies, too
+            optimizer.amp_init(mg.CUDAPlace(0), self.scope, rewrite_master_weight=True)
         on_gpu = [{k: self.runtime.to_device(a) for k, a in b.items()} for b in batches]
         self.batches = batches if on_host else on_gpu
         self.feeds = itertools.cycle(self.batches)

@@ -159,6 +159,7 @@ class Training:
         strategy.recompute = options.recompute
         self.compiled = mg.static.CompiledProgram(self.network, strategy)
         self.exe = mg.static.Executor(place)
+        self.exe.prepare(self.compiled, fetch_list=[self.loss])  # a GPU's kernels are compiled meanwhile
         self.exe.run(startup)
 
     def minimize(self) -> None:

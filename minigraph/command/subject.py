@@ -137,7 +137,7 @@ def _of_script(path: Path, options: Namespace) -> Subject:
 @contextmanager
 def _executors_tell(steps: list[Subject]) -> Iterator[None]:
     """Inside the block a run of a compiled program stops the script before it begins, as the second one of another."""
-    original = Executor.run
+    original, prepare = Executor.run, Executor.prepare
 
     def run(
         self: Executor, program: Any = None, feed: Any = None, fetch_list: Any = None, *rest: Any, **more: Any
@@ -151,10 +151,11 @@ def _executors_tell(steps: list[Subject]) -> Iterator[None]:
         return original(self, program, feed, fetch_list, *rest, **more)
 
     Executor.run = run
+    Executor.prepare = lambda *_, **__: None  # no step follows that needs it
     try:
         yield
     finally:
-        Executor.run = original
+        Executor.run, Executor.prepare = original, prepare
 
 
 def _step(source: Any, feed: Any, fetch_list: Any, scope: Scope, place: Any) -> Subject:

@@ -33,8 +33,9 @@ from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
 from minigraph.runtime.devices import PLANS_FOR, backend_of
+from minigraph.runtime.feeds import feed_types
 from minigraph.runtime.kernel_list import KernelList, kernels_of
-from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
+from minigraph.runtime.memory_report import MemoryReport, memory_report
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.parallel.traffic import traffic
 from minigraph.runtime.targets import check_updates, read_targets

@@ -79,6 +79,18 @@ def _sched_getcpu() -> Callable[[], int] | None:
         return None
 
 
+@cache
+def physical_cores(root: Path = Path("/")) -> int:
+    """Cores for threads that do no arithmetic in parallel loops, as a compiler's: two on one core are slower each.
+
+    What the scheduler and the cgroup allow; variables limit loops only.
+    """
+    quota, numbers = cpu_quota(root), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    files = [root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list" for number in numbers]
+    count = len({text_of(file) or str(file) for file in files}) or os.cpu_count() or 1
+    return max(1, min(count, int(quota))) if quota is not None else count
+
+
 def _of_environment() -> Iterator[int]:
     """What the variables say; "4,2" means 4 on the outer level, and what is no number is ignored."""
     for name in VARIABLES:

@@ -58,7 +58,7 @@ class ScopeTensor(NotPickled):
         with np.errstate(over="ignore"):
             fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
             typed = new.astype(old.dtype) if fits else new
-        fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
+        fits = fits and (new.dtype == old.dtype or (np.isfinite(typed) == np.isfinite(new)).all())
         require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", MIXED_TYPES)
         self._scope.take(self._name, typed)  # astype has made a new array
 
@@ -218,6 +218,16 @@ class Scope(NotPickled):
             if name in self.waiting:
                 return np.full(array.shape, self.waiting[name], array.dtype)
             return in_one_piece(_fetched(array)) if _is_of_gpu(array) else _copied(name, array)
+
+    def released(self, name: str) -> np.ndarray:
+        """A value for who sets another one in its place: the array itself where the host has it, else a copy."""
+        with self.lock:
+            array = self.arrays.get(name)
+            if type(array) is not np.ndarray:  # a masked one is refused there
+                return self.read(name)
+            self.check_whole(name)
+            self.look_at_faults()
+            return in_one_piece(array)
 
     def on_host(self, name: str) -> np.ndarray | None:
         """The array itself, fetched from the GPU first if a program ran there; None without a value."""

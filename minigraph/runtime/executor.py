@@ -30,7 +30,7 @@ from . import flags
 from .backend import RunnablePlan
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
-from .feeds import check_none_is_computed, checked_feeds, loaded, only_feed
+from .feeds import check_none_is_computed, checked_feeds, feed_types, loaded, only_feed
 from .fetched import as_tensor
 from .latest import Latest, Ready
 from .options import DEFAULT, RunOptions
@@ -46,6 +46,44 @@ GONE_KNOWN = 256  # programs with their fetches whose plans had to go that are r
 WARNED_AFTER = 8  # plans of these that were made again
 
 
+class KeptPlans(OrderedDict[Any, RunnablePlan]):
+    """The plans of an Executor by what they were made for, the one that ran last at the end.
+
+    gone   programs with their fetches whose plans had to make room;  again: of these, how often one came again
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: dict[Any, None] = {}
+        self.again = 0
+
+    def make_room(self, key: tuple[Any, ...]) -> bool:
+        """For the plan that was made last: of what is too much, that goes which was not used for longest.
+
+        Whether something went.
+        """
+        program, there = key[:-1], len(self)
+        own = [k for k in self if k[:-1] == program]
+        gone = own[: len(own) > PLANS_KEPT]
+        if len(own) > LEAST_KEPT and len(own) % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
+            gone = own[:-LEAST_KEPT]
+        for k in gone:
+            del self[k]
+        if len(own) == 1 and program in self.gone:
+            self.again += 1
+            if self.again == WARNED_AFTER:
+                _warn_of_turns(self.again, [plan.seconds for k, plan in self.items() if k != key])
+        others = there - len(gone) - len(own)
+        programs = list(dict.fromkeys(k[:-1] for k in reversed(self))) if others >= PROGRAMS_KEPT else []
+        for other in programs[PROGRAMS_KEPT:]:
+            for k in [k for k in self if k[:-1] == other]:
+                del self[k]
+            self.gone[other] = None
+        if len(self.gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
+            del self.gone[next(iter(self.gone))]
+        return len(self) < there
+
+
 class Executor(NotPickled):
     """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`.
 
@@ -59,10 +97,8 @@ class Executor(NotPickled):
         self.place = place if place is not None else RUNS_AT.get()
         self.backend = backend_of(self.place)
         self.backend.require_available()
-        self._plans: OrderedDict[Any, RunnablePlan] = OrderedDict()
+        self._plans = KeptPlans()
         self._latest: Latest | None = None
-        self._gone: dict[Any, None] = {}  # programs with their fetches whose plans had to make room
-        self._again = 0  # of these, how often one came again
         self._lock, self._turn = threading.RLock(), Turn("Executor")  # plans own their buffers
         self._replicas: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
         renewed_in_child(self, _in_child)
@@ -105,6 +141,29 @@ class Executor(NotPickled):
         except MemoryError as problem:  # for feeds as arrays, or a copy of one
             raise no_memory("a run", problem) from problem
 
+    def prepare(
+        self, program: Any = None, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None,
+        scope: Scope | None = None, use_prune: bool = False,
+    ) -> None:  # fmt: skip
+        """Make the plan of a run and begin to compile its kernels, before there are feeds or values.
+
+        A GPU's kernels are compiled while the process does something else: runs the startup program, reads weights or
+        data. The first run that is like this one has the plan, and waits for what is not compiled yet.
+        feed  {name or Variable: array or shape}; data variables whose sizes are all known need not be given
+        The other arguments are those of `run`. Programs for several places are refused.
+        """
+        if program is None:
+            program = _default_program(feed or None, fetch_list)
+        require(not getattr(program, "places", ()), "a program for several places cannot be prepared", ProgramError,
+                "run it; for kernels ahead of runs: compiled.kernels(feed, fetch_list).compile()")  # fmt: skip
+        self._prepare_here(program, feed or {}, fetch_list, scope if scope is not None else global_scope(), use_prune)
+
+    def _prepare_here(self, program: Any, feed: Any, fetch_list: Any, scope: Scope, use_prune: bool) -> None:
+        """Make a plan at this Executor's place."""
+        fetches, updates = read_targets([] if fetch_list is None else fetch_list, _own_program(program))
+        with scope.lock, self._lock, scope.turn.begin(), self._turn.begin():
+            self._prepared(program, fetches, updates or bool(use_prune), feed, scope, known=False, shapes=True)
+
     def _run_here(
         self, program: Any, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool, use_prune: bool
     ) -> list[Any]:
@@ -145,23 +204,16 @@ class Executor(NotPickled):
             return self._replicas[compiled]
 
     def _prepared(
-        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope, known: bool
-    ) -> tuple[Latest, Ready, dict[str, Any]]:
+        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope, known: bool,
+        shapes: bool = False,
+    ) -> tuple[Latest, Ready, dict[str, Any]]:  # fmt: skip
         """The plan for a call, made unless there is one, and the feeds as arrays.
 
         known   whether the latest call was like this one but for the feeds
+        shapes  the feeds may be shapes, and come back as types
         """
-        program, options, left = source, DEFAULT, prune
-        if not isinstance(source, Program):
-            if prune and isinstance(feed, Mapping):
-                check_none_is_computed(source.before, feed)
-            if isinstance(prune, tuple):
-                check_updates(prune, source.before)
-            program, options = source.program_for(fetches, prune), source.options
-            left = False  # the passes got what was left, and may have joined updates
-        elif isinstance(prune, tuple):
-            check_updates(prune, source)
-        arrays = checked_feeds(program, feed, self.backend)
+        program, options, left = _rewritten(source, fetches, prune, feed)
+        arrays = feed_types(program, feed) if shapes else checked_feeds(program, feed, self.backend)
         compiled: Any = source
         together = compiled.strategy.chosen() if getattr(source, "_parallel", None) is not None else ""
         seed, settings, set_now = seed_of(program, scope), self.backend.settings(), flags.values
@@ -184,7 +236,7 @@ class Executor(NotPickled):
                     plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
-            if self._make_room(key):
+            if self._plans.make_room(key):
                 self._latest = None  # which knows plans that had to go
         self._plans.move_to_end(key)
         if self._latest is None or not known:
@@ -211,39 +263,12 @@ class Executor(NotPickled):
         plan = plan_for(self.backend, program, types, fetches, prune, seed_of_rank(seed), options)
         return AgreedPlan(plan, program, facts_of(program, types, fetches, options, together or "none"))
 
-    def _make_room(self, key: tuple[Any, ...]) -> bool:
-        """For the plan that was made last: of what is too much, that goes which was not used for longest.
-
-        Whether something went.
-        """
-        program, there = key[:-1], len(self._plans)
-        own = [k for k in self._plans if k[:-1] == program]
-        gone = own[: len(own) > PLANS_KEPT]
-        if len(own) > LEAST_KEPT and len(own) % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
-            gone = own[:-LEAST_KEPT]
-        for k in gone:
-            del self._plans[k]
-        if len(own) == 1 and program in self._gone:
-            self._again += 1
-            if self._again == WARNED_AFTER:
-                _warn_of_turns(self._again, [plan.seconds for k, plan in self._plans.items() if k != key])
-        others = there - len(gone) - len(own)
-        programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans))) if others >= PROGRAMS_KEPT else []
-        for other in programs[PROGRAMS_KEPT:]:
-            for k in [k for k in self._plans if k[:-1] == other]:
-                del self._plans[k]
-            self._gone[other] = None
-        if len(self._gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
-            del self._gone[next(iter(self._gone))]
-        return len(self._plans) < there
-
     def close(self) -> None:
         """Drop all plans and their buffers."""
         with self._lock:
             replicas = [*self._replicas.values()]
-            for kept in (self._replicas, self._plans, self._gone):
-                kept.clear()
-            self._latest, self.backend, self._again = None, backend_of(self.place), 0
+            self._replicas.clear()
+            self._plans, self._latest, self.backend = KeptPlans(), None, backend_of(self.place)
         for each in replicas:  # without the lock: a run at their places may wait for it, in a function of py_func
             each.close()
 
@@ -253,7 +278,20 @@ def _in_child(executor: Executor) -> None:
     executor._replicas = weakref.WeakKeyDictionary()
     if held_elsewhere(executor._lock):
         executor._lock, executor._turn = threading.RLock(), Turn("Executor")
-        executor._plans, executor._latest = OrderedDict(), None
+        executor._plans, executor._latest = KeptPlans(), None
+
+
+def _rewritten(source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any) -> tuple[Program, RunOptions, Prune]:
+    """What runs of a Program or CompiledProgram, how, and what is left to prune."""
+    if isinstance(source, Program):
+        if isinstance(prune, tuple):
+            check_updates(prune, source)
+        return source, DEFAULT, prune
+    if prune and isinstance(feed, Mapping):
+        check_none_is_computed(source.before, feed)
+    if isinstance(prune, tuple):
+        check_updates(prune, source.before)
+    return source.program_for(fetches, prune), source.options, False  # the passes got it, and may have joined updates
 
 
 def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:

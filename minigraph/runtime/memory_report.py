@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from minigraph.errors import FeedError, require, shortened
-from minigraph.errors.kinds import FEED_SHAPE
-from minigraph.program import Operator, Program, Variable
+from minigraph.program import Operator, Program
 from minigraph.program.text.html import folded, table, text
 from minigraph.types import TensorType
 
@@ -110,47 +105,6 @@ class MemoryReport:
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:9.2f} MiB"
-
-
-def feed_types(program: Program, feed: Mapping[Any, Any]) -> dict[str, TensorType]:
-    """Types of the feeds {name or Variable: array or shape}; where all sizes are known they need not be given."""
-    kind = type(feed).__name__
-    require(isinstance(feed, Mapping), f"feed is a dict {{name: array or shape}}, not a {kind}", FeedError)
-    given = {program.fed_variable(name).name: value for name, value in feed.items()}
-    types = {}
-    for v in program.vars.values():
-        if v.name in given:
-            shape = _sizes(v, given[v.name])
-        elif v.is_data and -1 not in v.shape:
-            shape = v.shape
-        else:
-            read = v.is_data and any(v.name in op.input_arg_names for op in program.ops)
-            require(
-                not read, f"the memory of this program depends on the shape of {v}", FeedError,
-                f"give it: {{{v.name!r}: [...]}}",
-            )  # fmt: skip
-            continue
-        fits = len(shape) == v.ndim and all(s in (-1, n) for s, n in zip(v.shape, shape, strict=True))
-        require(fits, f"feed {v.name} must be {v.type}, has shape {shortened(str(list(shape)))}", FEED_SHAPE)
-        types[v.name] = TensorType(shape, v.dtype)
-    return types
-
-
-def _sizes(v: Variable, value: Any) -> tuple[int, ...]:
-    """The shape of an array, or the one that was given in its place."""
-    shape = getattr(value, "shape", value)
-    known = isinstance(shape, (list, tuple)) and all(
-        isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in shape
-    )
-    require(
-        known, f"feed {v.name}: {shortened(repr(shape))} is not a shape, which is a list of sizes >= 0", FeedError,
-        f"give an array or its shape: {{{v.name!r}: [...]}}",
-    )  # fmt: skip
-    sizes = tuple(int(n) for n in shape)
-    require(
-        math.prod(sizes) < 2**63, f"feed {v.name}: {shortened(repr(shape))} has more than 2^63 elements", FeedError
-    )
-    return sizes
 
 
 def memory_report(

@@ -67,6 +67,17 @@ def test_a_script_runs_until_its_first_compiled_step(script, capsys):
     assert (Executor.run, sys.argv) == (run, argv)
 
 
+def test_a_script_that_is_looked_at_prepares_no_plan(tmp_path, capsys, monkeypatch):
+    path, prepare, made = tmp_path / "train.py", Executor.prepare, list[str]()
+    prepared = 'exe.prepare(program, {"x": [5, 8]}, [loss])\nprint('
+    path.write_text(SCRIPT.replace("print(", prepared, 1), encoding="utf-8")
+    own = Executor._make_plan
+    monkeypatch.setattr(Executor, "_make_plan", lambda *given: made.append(given[1].name) or own(*given))
+    data, said = answered(capsys, "explain", str(path))
+    assert said == "begins []\n" and list(data["passes"]) == ["fuse_gemm_epilogue"]
+    assert len(made) == 1 and "trained" not in made and Executor.prepare is prepare  # that of the startup program
+
+
 def test_a_script_that_compiles_nothing_runs_until_its_second_step(script, capsys):
     data, said = answered(capsys, "diff", script, "--", "plain")
     assert said == "begins ['plain']\nstep 0\n"

@@ -49,7 +49,7 @@ def test_programs_that_are_dropped_leave_nothing(fresh, fused, monkeypatch, froz
             counts.append(counted())
     assert counts[0] == counts[1]
     assert len(exe._plans) <= executor.PROGRAMS_KEPT
-    assert len(exe._gone) <= 4
+    assert len(exe._plans.gone) <= 4
     assert len(scope.steps) <= executor.PROGRAMS_KEPT
 
 

@@ -116,6 +116,25 @@ def test_a_forked_child_reads_the_variables_anew():
     assert done.stdout == "1\n"
 
 
+@pytest.mark.parametrize(("siblings", "quota", "expected"), [
+    (("0,4", "1,5", "0,4", "1,5"), "max", 2), (("0", "1", "2", "3"), "max", 4), ((), "max", 4),
+    (("0-1", "0-1", "2-3", "2-3"), "50000", 1), (("0", "1", "2", "3"), "250000", 2),
+])  # fmt: skip
+def test_two_threads_of_a_core_are_one_physical_core(siblings, quota, expected, monkeypatch, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as torchrun sets it: says nothing of compilers
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda pid: set(range(4)))
+    for number, text in enumerate(siblings):
+        file = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{text}\n")
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text(f"{quota} 100000\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    assert cores.physical_cores.__wrapped__(tmp_path) == expected
+
+
 def test_the_core_of_a_thread(monkeypatch):
     if sys.platform == "linux":
         assert cores.core_of_this_thread() in os.sched_getaffinity(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_on_a_full_disk_kernels_go_with_the_process(compiled, monkeypatch, tmp_p
 def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
     """The longest text first, each once; what is on the disk begins nothing."""
     monkeypatch.setattr(compile, "CACHE", tmp_path)
-    monkeypatch.setattr(compile, "THREADS", 1)
+    monkeypatch.setattr(compile, "physical_cores", lambda: 1)
     goes_on, order = threading.Event(), list[int]()
 
     def compiled(source: str, arch: str) -> Any:
@@ -99,15 +100,21 @@ def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
         return b"code", "", ""
 
     monkeypatch.setattr(compile, "_compiled", compiled)
-    work, sources = compile.SideBySide("sm_80"), [SOURCE + " " * i for i in (0, 2, 1)]
+    work, sources = compile.SideBySide("sm_80"), [SOURCE + " " * i for i in range(4)]
     work.begin(sources[:1])
+    while work._left.qsize():  # until the thread has it
+        time.sleep(0.001)
+    work.begin(sources[1:3])
     work.begin(sources)
     assert not order  # nobody waits
     goes_on.set()
-    assert work.end() == 3 and order == [len(SOURCE) + i for i in (0, 2, 1)]
+    for one in work.begun.values():
+        one.result()
+    assert order == [len(SOURCE) + i for i in (0, 3, 2, 1)] and work.end(sources) == 4
     monkeypatch.setattr(compile, "_known", lambda *_: pytest.fail("what is there is looked for once"))
+    monkeypatch.setattr(compile, "told", lambda _: pytest.fail("there is nothing to wait for"))
     work.begin(sources)
-    assert not work.begun and work.end() == 0
+    assert not work.begun and work.end(sources) == 0
     monkeypatch.undo()
     monkeypatch.setattr(compile, "CACHE", tmp_path)
 
@@ -116,9 +123,63 @@ def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
 
     monkeypatch.setattr(compile, "_compiled", fails)
     work.begin([*sources, "other"])
-    with pytest.raises(RuntimeError, match="NVRTC"):
-        work.end()
-    assert work.end() == 0
+    for _ in range(3):  # it may be asked for again
+        work.begin(["other"])
+        with pytest.raises(RuntimeError, match="NVRTC"):
+            work.end(["other"])
+    assert work.end(["other"]) == 0
+
+
+def test_who_waits_for_some_kernels_does_not_wait_for_others(monkeypatch, tmp_path):
+    """As a startup program while the kernels of a step are compiled: it compiles its own where no thread is free."""
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    monkeypatch.setattr(compile, "physical_cores", lambda: 1)
+    goes_on, order = threading.Event(), list[str]()
+
+    def compiled(source: str, arch: str) -> Any:
+        if source == "first":
+            goes_on.wait()
+        order.append(source)
+        return b"code", "", ""
+
+    monkeypatch.setattr(compile, "_compiled", compiled)
+    work, short, later = compile.SideBySide("sm_80"), ["one", "three", "fo"], ["much longer", "much longer still"]
+    work.begin(["first"])
+    while work._left.qsize():  # until the thread has it
+        time.sleep(0.001)
+    work.begin([*later, *short])
+    assert work.end(short) == 3 and set(work.begun) == {"first", *later} and order == ["three", "one", "fo"]
+    goes_on.set()
+    assert work.end(["first", *later, "one"]) == 3 and not work.begun and work._pool is None
+    assert sorted(order) == sorted(["first", *later, *short])  # each once
+    work.begin(["another"])
+    assert work.end(["another"]) == 1
+
+
+def test_threads_take_first_what_somebody_waits_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    monkeypatch.setattr(compile, "physical_cores", lambda: 1)
+    goes_on, caller_goes_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def compiled(source: str, arch: str) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            goes_on.set()
+            caller_goes_on.wait()
+        else:
+            goes_on.wait()
+            order.append(source)
+            if source == "of others":
+                caller_goes_on.set()
+        return b"code", "", ""
+
+    monkeypatch.setattr(compile, "_compiled", compiled)
+    work = compile.SideBySide("sm_80")
+    work.begin(["first"])
+    while work._left.qsize():
+        time.sleep(0.001)
+    work.begin(["of others", "own", "mine"])
+    assert work.end(["own", "mine"]) == 2 and work.end(["first", "of others"]) == 2
+    assert order == ["first", "own", "of others"]  # the caller had "mine"
 
 
 def test_what_takes_long_is_told_once_and_the_rest_is_not(monkeypatch, tmp_path, capsys):

@@ -56,7 +56,7 @@ def runtime(driver, library, monkeypatch):
     source = SimpleNamespace(path="cubin", waits_first=True)
     modules = importlib.import_module(f"{DEVICE}.modules")
     monkeypatch.setattr(modules, "compile_source", lambda *_: source)
-    monkeypatch.setattr(modules, "SideBySide", lambda arch: SimpleNamespace(begin=list, end=lambda: 0))
+    monkeypatch.setattr(modules, "SideBySide", lambda arch: SimpleNamespace(begin=list, end=lambda sources: 0))
     made = module.Runtime(0)
     made.target.ptr = STREAM
     yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from minigraph.program import unique_name
 from minigraph.types import CUDAPlace, bfloat16, float16
 from tests.support import gpu_stub
 from tests.support.grades import graded
+from tests.support.interrupts import interrupts
 from tests.support.mixed_training import Training, feeds, mlp, same_bits
 
 MATRIX = list(itertools.product(["O1", "O2"], ["float16", "bfloat16"]))
@@ -275,6 +277,48 @@ def test_amp_init_rounds_values_that_came_in_float32():
         if p.dtype == float16:
             assert t.scope.read(f"{p.name}_fp32_master_0").tobytes() == wide.tobytes()
     t.step(next(feeds("mlp", 1)))
+
+
+def test_amp_init_copies_nothing_that_it_need_not():
+    """The float32 copy is what the parameter was: of large ones each copy takes time and memory of the host."""
+    t = Training("mlp", {"level": "O2"}).start()
+    name = next(p.name for p in t.main.all_parameters() if p.dtype == float16)
+    for wide in (np.float32(t.scope.read(name)), np.float64(t.scope.read(name))):
+        t.scope.write(name, wide)
+        given = t.scope.arrays[name]
+        t.optimizer.amp_init(None, t.scope, rewrite_master_weight=True)
+        master = t.scope.arrays[f"{name}_fp32_master_0"]
+        assert (master is given) == (given.dtype == master.dtype)
+        assert t.scope.arrays[name].dtype == float16 and master.dtype == mg.types.float32
+    t.optimizer.amp_init(None, t.scope, rewrite_master_weight=True)  # of what has 16 bits already
+    assert not np.shares_memory(t.scope.arrays[name], t.scope.arrays[f"{name}_fp32_master_0"])
+    assert (np.float32(t.scope.read(name)) == t.scope.read(f"{name}_fp32_master_0")).all()
+    t.scope.arrays[name] = np.ma.masked_equal(t.scope.arrays[name], 1)
+    with pytest.raises(mg.MinigraphError, match="masked"):
+        t.optimizer.amp_init(None, t.scope, rewrite_master_weight=True)
+
+
+def test_an_interrupted_amp_init_leaves_no_pair_that_is_half_new():
+    t = Training("mlp", {"level": "O2"}).start()
+    names = [p.name for p in t.main.all_parameters() if p.dtype == float16]
+    before = {name: np.float32(t.scope.read(name)) + np.float32(1 / 3) for name in names}
+
+    def reset():
+        for name, value in before.items():
+            t.scope.write(name, value)
+            t.scope.write(f"{name}_fp32_master_0", value * 0)
+
+    reset()
+    init = partial(t.optimizer.amp_init, None, t.scope, rewrite_master_weight=True)
+    instants = 0
+    for _ in interrupts(init, ("static/amp/model.py", "program/scope.py", "contextlib.py")):
+        instants += 1
+        for name, wide in before.items():
+            own, master = name, f"{name}_fp32_master_0"
+            if not {own, master} & t.scope.torn.keys() and t.scope.read(own).dtype == float16:
+                assert (t.scope.read(master) == wide).all()
+        reset()
+    assert instants > 20 and not t.scope.torn
 
 
 def test_backward_and_apply_gradients_are_minimize():

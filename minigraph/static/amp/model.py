@@ -56,17 +56,21 @@ def cast_parameters_to_fp16(
     master_weights         which is this variable
     """
     half, scope = check_half(dest_type), scope if scope is not None else global_scope()
+    masters = (master_weights or {}) if rewrite_master_weight else {}
     with scope.lock, scope.turn.begin():
         for p in program.all_parameters():
             chosen = p.dtype == half if to_fp16_var_names is None else p.name in to_fp16_var_names
             if not chosen or not scope.has(p.name):
                 continue
-            value = scope.read(p.name)
-            if rewrite_master_weight and master_weights and p.name in master_weights:
-                scope.take(master_weights[p.name].name, value.astype(float32))
+            value, new = scope.released(p.name), dict[str, np.ndarray]()
             if value.dtype != half:
                 with np.errstate(over="ignore"):
-                    scope.take(p.name, value.astype(half))
+                    new[p.name] = value.astype(half)
+            if p.name in masters:
+                new[masters[p.name].name] = value.astype(float32, copy=False)
+            with scope.replacing(new, "rounding of parameters"):
+                for name, array in new.items():
+                    scope.take(name, array)
 
 
 def check_level(level: Any) -> str:

@@ -28,12 +28,16 @@ class Modules:
 
     def begin(self, kernels: Iterable[tuple[str, str]]) -> None:
         """Begin to compile those (source, name) that are not loaded; `compile` waits for them."""
-        self._work.begin([source for source, name in kernels if (source, name) not in self._functions])
+        self._work.begin(self._missing(kernels))
 
     def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
         """Compile those (source, name) that are not loaded, side by side."""
-        self.begin(kernels)
-        self.compiled += self._work.end()
+        missing = self._missing(kernels)
+        self._work.begin(missing)
+        self.compiled += self._work.end(missing)
+
+    def _missing(self, kernels: Iterable[tuple[str, str]]) -> list[str]:
+        return [source for source, name in kernels if (source, name) not in self._functions]
 
     def function(self, source: str, name: str, shared: int = 0, together: bool = False) -> Any:
         """A kernel, compiled and loaded once; it may have `shared` bytes of shared memory.

@@ -9,6 +9,7 @@ capability 9.0 on every kernel begins with a wait for those before it: a graph m
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import tempfile
@@ -19,7 +20,10 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from queue import PriorityQueue
 from typing import NamedTuple
+
+from minigraph.kernels.cores import physical_cores
 
 from .bindings import nvrtc
 from .progress import told
@@ -34,14 +38,13 @@ def _home() -> Path:
 
 CACHE = _home() / ".cache" / "minigraph" / "kernels"
 SHIPPED = "minigraph_kernels"
-THREADS = 16  # that compile at the same time: a step has tens of texts, of which the longest takes a second
 KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
 KERNEL = re.compile(r"__global__[^{;]*\{")  # what stands before the first statement of one
 WAIT = ' asm volatile("griddepcontrol.wait;" : : : "memory");'
 WAITS = "every kernel waits before it touches memory"
 TOUCHES = re.compile(r"^\s*(?:@\S+\s+)?(?!ld\.param)(?:ldu?|st|atom|red|cp|prefetchu?|tex|call|mbarrier)\b", re.M)
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
-_one_thread = threading.Lock()
+_one_thread, _one_takes = threading.Lock(), threading.Lock()
 
 
 class Cubin(NamedTuple):
@@ -172,50 +175,79 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
 class SideBySide:
     """Brings cubins of sources to the disk in threads of its own, while the caller goes on.
 
-    begun  {source: what says that it was compiled} of those that were not there
+    Of what is left that comes next which somebody waits for, and of that the longest: it takes longest.
+    begun  {source: what says that it was compiled} of those that were not there, until somebody waits for them
     there  the other sources, of all that were asked for: each is looked for once
     """
 
     def __init__(self, arch: str) -> None:
         self.arch, self.begun = arch, dict[str, Future[None]]()
         self.there: set[str] = set()
+        self._left: PriorityQueue[tuple[bool, int, int, str, Future[None]]] = PriorityQueue()
+        self._numbers = itertools.count()  # no two that are left are the same
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, sources: Iterable[str]) -> None:
-        """Compile what is not on the disk, the longest first: it takes longest."""
+        """Compile what is not on the disk."""
         for source in sorted({*sources} - self.there - self.begun.keys(), key=len, reverse=True):
             if _known(_waiting(source, self.arch), self.arch) is not None:
                 self.there.add(source)
             else:
-                self._pool = self._pool or ThreadPoolExecutor(THREADS)
-                self.begun[source] = self._pool.submit(self._compile, source)
+                self.begun[source] = Future()
+                self._put(source, self.begun[source], wanted=False)
 
-    def end(self) -> int:
-        """Wait for all that has begun, and let the threads go; how many were not there."""
-        begun, pool = self.begun, self._pool
-        self.begun, self._pool = {}, None
-        if pool is None:
+    def end(self, sources: Iterable[str]) -> int:
+        """Wait for those of `sources` that have begun, and help; behind the last the threads go. How many it were."""
+        wanted = {source: self.begun.pop(source) for source in sources if source in self.begun}
+        if not wanted:  # a timer of `told` is a thread
             return 0
+        for source, one in wanted.items():
+            if not (one.running() or one.done()):
+                self._put(source, one, wanted=True)
 
         def said() -> str:
-            left = sum(not one.done() for one in begun.values())
-            return f"compiling {left} of {len(begun)} kernels for {self.arch}; once, they stay in {CACHE}"
+            left = sum(not one.done() for one in wanted.values())
+            return f"compiling {left} of {len(wanted)} kernels for {self.arch}; once, they stay in {CACHE}"
 
-        with pool, told(said):
-            for one in begun.values():
-                one.result()
-        self.there |= begun.keys()
-        return len(begun)
+        try:
+            with told(said):
+                for source in sorted(wanted, key=len, reverse=True):
+                    self._compile(source, wanted[source])
+                for one in wanted.values():
+                    one.result()
+        finally:
+            if self._pool is not None and not self.begun:
+                self._pool.shutdown(wait=False)
+                self._pool = None
+        self.there |= wanted.keys()
+        return len(wanted)
 
-    def _compile(self, source: str) -> None:
-        compile_source(source, self.arch)
+    def _put(self, source: str, done: Future[None], wanted: bool) -> None:
+        self._left.put((not wanted, -len(source), next(self._numbers), source, done))
+        self._pool = self._pool or ThreadPoolExecutor(physical_cores())
+        self._pool.submit(self._compile_next)
+
+    def _compile_next(self) -> None:
+        self._compile(*self._left.get()[3:])
+
+    def _compile(self, source: str, done: Future[None]) -> None:
+        with _one_takes:
+            if done.running() or done.done():  # somebody else has it
+                return
+            done.set_running_or_notify_cancel()
+        try:
+            compile_source(source, self.arch)
+        except BaseException as problem:
+            done.set_exception(problem)
+        else:
+            done.set_result(None)
 
 
 def compile_all(sources: Iterable[str], arch: str) -> int:
     """Bring the cubins of several sources to the disk, several at a time; how many were not there."""
-    work = SideBySide(arch)
-    work.begin(sources)
-    return work.end()
+    work, wanted = SideBySide(arch), list(sources)
+    work.begin(wanted)
+    return work.end(wanted)
 
 
 def ptx_of(source: str, arch: str = "sm_90a") -> str:
