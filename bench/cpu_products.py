@@ -24,7 +24,7 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from minigraph.kernels import parallel
-from minigraph.kernels.helpers import Call
+from minigraph.kernels.workers import Task
 
 from .harness import machine, now, write_report
 
@@ -132,7 +132,7 @@ def versions(found: dict[str, Gemm]) -> dict[str, str]:
 def main() -> None:
     found = libraries()
     parallel.REST = 0
-    helpers, limited = parallel._helpers(), Call(partial(threadpool_limits, 1))
+    helpers, limited = parallel._helpers(), Task(partial(threadpool_limits, 1))
     with threadpool_limits(1):
         helpers.at_least(1)
         helpers.take(limited)  # a library on OpenMP knows one number for each thread

@@ -24,7 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from .cores import allowed, core_of_this_thread, cores
-from .helpers import Call, Helpers
+from .workers import Task, Workers
 
 T = TypeVar("T")
 Body = Callable[[int, int], None]
@@ -89,7 +89,7 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
     if threads < 2 or (begin := time.perf_counter()) < _Rest.until:
         work(0)
         return
-    aside, helpers, own = _Rest.aside, list[Call](), 0
+    aside, helpers, own = _Rest.aside, list[Task](), 0
     with _elsewhere() if aside else _here():
         try:
             _begin(helpers, threads - 1, work)
@@ -142,7 +142,7 @@ def _allow(cores: set[int]) -> None:
     _Where.helpers = frozenset(cores)
 
 
-def _begin(helpers: list[Call], count: int, work: Work) -> None:
+def _begin(helpers: list[Task], count: int, work: Work) -> None:
     """Add calls of `work` by helpers, each in a copy of this context: np.errstate of the caller holds there, too."""
     threads = _helpers()
     try:
@@ -150,11 +150,11 @@ def _begin(helpers: list[Call], count: int, work: Work) -> None:
     except RuntimeError:  # no thread can be had, or the interpreter ends: the caller does all
         return
     for k in range(1, count + 1):
-        helpers.append(Call(partial(copy_context().run, work, k)))
+        helpers.append(Task(partial(copy_context().run, work, k)))
         threads.take(helpers[-1])
 
 
-def _wait(helpers: list[Call], finished: Callable[[], bool]) -> None:
+def _wait(helpers: list[Task], finished: Callable[[], bool]) -> None:
     """Return when all is done; a helper may then still be on its way out. Those that have not begun never will."""
     try:
         running = [helper for helper in helpers if not helper.cancel()]
@@ -170,14 +170,14 @@ def _wait(helpers: list[Call], finished: Callable[[], bool]) -> None:
         raise
 
 
-_made: list[Helpers] = []
+_made: list[Workers] = []
 _threads: list[int] = []  # the system's numbers of the helpers that have begun
 
 
-def _helpers() -> Helpers:
+def _helpers() -> Workers:
     """The helpers of this process; threads start when they are first needed."""
     if not _made:
-        _made.append(Helpers(lambda: _threads.append(threading.get_native_id())))
+        _made.append(Workers(lambda: _threads.append(threading.get_native_id())))
     return _made[0]
 
 

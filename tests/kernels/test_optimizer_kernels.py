@@ -20,8 +20,8 @@ import pytest
 import minigraph as mg
 from minigraph.kernels import parallel, updates
 from minigraph.kernels.cpu import optimizer as kernels
-from minigraph.kernels.helpers import Call
 from minigraph.kernels.updates import elements, slots_of, update_of
+from minigraph.kernels.workers import Task
 from minigraph.opdef import OPS
 from minigraph.program.builder import Builder
 from tests.support.grades import graded
@@ -453,7 +453,7 @@ def test_nobody_waits_for_a_helper_that_has_not_begun(two_threads):
     """The executor's threads are busy with something else: the caller does all, and nothing runs later."""
     busy, began, helpers = threading.Event(), [], parallel._helpers()
     helpers.at_least(parallel.MOST)
-    others = [Call(lambda: busy.wait(60)) for _ in helpers._there]
+    others = [Task(lambda: busy.wait(60)) for _ in helpers._there]
     for other in others:
         helpers.take(other)
     try:
@@ -506,7 +506,7 @@ def test_an_interrupt_waits_for_helpers_that_have_begun(two_threads, monkeypatch
     """They write into arrays that the caller may use next."""
     begun, go_on, ended = threading.Event(), threading.Event(), []
 
-    class Awaited(Call):
+    class Awaited(Task):
         def wait(self):
             go_on.set()
             super().wait()
@@ -526,7 +526,7 @@ def test_an_interrupt_waits_for_helpers_that_have_begun(two_threads, monkeypatch
         if where == "while it asks for helpers":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(parallel, "Call", Awaited)
+    monkeypatch.setattr(parallel, "Task", Awaited)
     monkeypatch.setattr(parallel, "_begin", last_is_interrupted)
     monkeypatch.setattr(parallel.np, "sin", interrupted)
     try:
@@ -642,7 +642,7 @@ def test_a_helper_that_cannot_leave_the_callers_core_rests(moves, monkeypatch):
 
 def one_helper():
     """A helper has begun and done something."""
-    call, helpers = Call(int), parallel._helpers()
+    call, helpers = Task(int), parallel._helpers()
     helpers.at_least(1)
     helpers.take(call)
     call.wait()

@@ -330,7 +330,7 @@ def test_no_rank_is_left_behind_by_an_interrupt(when, monkeypatch):
     program = parallel(main, loss, 3)
     exe.run(program, feed=batch(0, 6), fetch_list=[loss], scope=scope)
     replicas = exe._replicas_of(program)
-    meeting, take, wait, ranks = replicas.meeting, replicas.helpers.take, replicas_module._wait, []
+    meeting, take, wait, ranks = replicas.meeting, replicas.workers.take, replicas_module._wait, []
 
     def taken(rank):
         if ranks and when == "before rank 0 begins":
@@ -347,7 +347,7 @@ def test_no_rank_is_left_behind_by_an_interrupt(when, monkeypatch):
         return wait(others, problem)
 
     with monkeypatch.context() as patched:
-        patched.setattr(replicas.helpers, "take", taken)
+        patched.setattr(replicas.workers, "take", taken)
         patched.setattr(replicas_module, "_wait", waited)
         with pytest.raises(KeyboardInterrupt):
             exe.run(program, feed=batch(1, 6), fetch_list=[loss], scope=scope)

@@ -19,7 +19,7 @@ import numpy as np
 
 from minigraph.errors import FeedError, MinigraphError, require
 from minigraph.kernels.groups import acting
-from minigraph.kernels.helpers import Call, Helpers
+from minigraph.kernels.workers import Task, Workers
 from minigraph.program import Program, Variable
 from minigraph.program.context import Turn
 from minigraph.program.prune import Prune
@@ -58,7 +58,7 @@ class Replicas:
     def __init__(self, compiled: Any, executors: Sequence[Any]) -> None:
         self.of_rank, self.executors, self.size = OfRank(compiled), executors, len(executors)
         self._meet()
-        self.helpers = Helpers()
+        self.workers = Workers()
         self.lock, self.turn = threading.RLock(), Turn("Executor")
 
     def _meet(self) -> None:
@@ -121,12 +121,12 @@ class Replicas:
                 meeting.fail(number, problem)
                 raise
 
-        others, results, problem = list[Call](), list[list[Any]](), None
+        others, results, problem = list[Task](), list[list[Any]](), None
         try:
-            self.helpers.at_least(self.size - 1)
+            self.workers.at_least(self.size - 1)
             for number in range(1, self.size):
-                others.append(Call(partial(copy_context().run, rank, number)))
-                self.helpers.take(others[-1])
+                others.append(Task(partial(copy_context().run, rank, number)))
+                self.workers.take(others[-1])
             results.append(rank(0))
         except BaseException as own:
             meeting.fail(0, own)  # an interrupt may come before rank 0 begins: the others would wait for it
@@ -153,10 +153,10 @@ class Replicas:
         with self.lock, self.turn.begin():
             for executor in self.executors:
                 executor.close()
-            self.helpers.end()
+            self.workers.end()
 
 
-def _wait(others: Sequence[Call], problem: BaseException | None) -> None:
+def _wait(others: Sequence[Task], problem: BaseException | None) -> None:
     """Return when all have ended; with a problem of rank 0 those that have not begun never will."""
     for other in others:
         if problem is None or not other.cancel():
