@@ -150,7 +150,7 @@ def _begin(helpers: list[Task], count: int, work: Work) -> None:
     except RuntimeError:  # no thread can be had, or the interpreter ends: the caller does all
         return
     for k in range(1, count + 1):
-        helpers.append(Task(partial(copy_context().run, work, k)))
+        helpers.append(Task(partial(copy_context().run, partial(work, k))))
         threads.take(helpers[-1])
 
 

@@ -125,7 +125,7 @@ class Replicas:
         try:
             self.workers.at_least(self.size - 1)
             for number in range(1, self.size):
-                others.append(Task(partial(copy_context().run, rank, number)))
+                others.append(Task(partial(copy_context().run, partial(rank, number))))
                 self.workers.take(others[-1])
             results.append(rank(0))
         except BaseException as own:
