@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from minigraph.kernels import parallel
+from minigraph.kernels.workers import Task
 
 from .harness import machine, now, write_report
 
@@ -130,9 +132,11 @@ def versions(found: dict[str, Gemm]) -> dict[str, str]:
 def main() -> None:
     found = libraries()
     parallel.REST = 0
-    helper = parallel._executor()
+    helpers, limited = parallel._helpers(), Task(partial(threadpool_limits, 1))
     with threadpool_limits(1):
-        helper.submit(threadpool_limits, 1).result()  # a library on OpenMP knows one number for each thread
+        helpers.at_least(1)
+        helpers.take(limited)  # a library on OpenMP knows one number for each thread
+        limited.wait()
         rows = [row(name, found) for name in PRODUCTS]
     sums = {
         cores: {library: {which: round(sum(r["milliseconds"][cores][library][which] for r in rows), 3)

@@ -247,7 +247,8 @@ class CompiledProgram(NotPickled):
             with without_collection():
                 self._compilations[key] = _Compilation(self._program, self._strategy, *key, self._parallel)
         self._latest = compilation = self._compilations[key]
-        return compilation  # another thread may have set `_latest` since
+        self._check_unchanged()  # another thread may add to the program meanwhile, and may set `_latest`
+        return compilation
 
 
 class _Compilation:

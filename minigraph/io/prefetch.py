@@ -11,10 +11,11 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from minigraph.errors import ProgramError
+from minigraph.kernels.workers import Task, Workers
 
 END = object()
 
@@ -35,32 +36,49 @@ def mapped(
     begin    called once in each thread before its first value
     timeout  seconds after which a result that is not there is a TimeoutError; None waits
     """
-    waiting, own = deque[Future[Any]](), os.getpid()
-    pool = ThreadPoolExecutor(threads, "minigraph-io", initializer=begin or (lambda: None))
+    workers, waiting, here, own = Workers(), deque[Task](), threading.local(), os.getpid()
+
+    def one(value: Any) -> Any:
+        if begin is not None and not hasattr(here, "begun"):
+            begin()
+            here.begun = True
+        return function(value)
+
+    def first() -> Any:
+        check_process(own)
+        if not waiting[0].wait(timeout):
+            raise TimeoutError
+        task = waiting.popleft()
+        if task.problem is not None:
+            raise task.problem
+        return task.value
+
     try:
+        workers.at_least(threads)
         for value in values:
-            waiting.append(pool.submit(function, value))
+            waiting.append(Task(partial(one, value)))
+            workers.take(waiting[-1])
             if len(waiting) >= max(ahead, 1):
-                yield waiting.popleft().result(timeout)
-                check_process(own)
+                yield first()
         while waiting:
-            yield waiting.popleft().result(timeout)
-            check_process(own)
+            yield first()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # a thread that hangs does not hold up who leaves
+        for task in waiting:
+            task.cancel()
+        workers.end()  # a thread that hangs does not hold up who leaves
 
 
 def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]:
     """The values of source(), which a thread reads up to `ahead` of them before they are asked for."""
-    ready, own = queue.SimpleQueue[Any](), os.getpid()
-    room, left = threading.Semaphore(ahead), threading.Event()
+    ready, room, left = queue.SimpleQueue[Any](), queue.SimpleQueue[None](), list[bool]()
+    workers, own = Workers(), os.getpid()
 
     def put(item: Any) -> bool:
         """Whether anybody still wants it, once there is room."""
-        room.acquire()
-        if not left.is_set():
+        room.get()
+        if not left:
             ready.put(item)
-        return not left.is_set()
+        return not left
 
     def read() -> None:
         try:
@@ -71,17 +89,23 @@ def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]
         except BaseException as problem:
             put((END, problem))
 
-    threading.Thread(target=read, name="minigraph-io", daemon=True).start()
     try:
+        for _ in range(ahead):
+            room.put(None)
+        workers.at_least(1)
+        workers.take(Task(read))
         while True:
+            check_process(own)
             value, problem = ready.get()
-            room.release()
+            room.put(None)
             if problem is not None:
                 raise problem
             if value is END:
                 return
             yield value
-            check_process(own)
     finally:
-        left.set()
-        room.release()
+        try:
+            left.append(True)
+        finally:
+            room.put(None)
+            workers.end()

@@ -54,7 +54,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     block = program.global_block()
     used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.producer is not None}
     variables: dict[str, Variable] = {}
-    for name, v in source.vars.items():
+    for name, v in list(source.vars.items()):  # to which another thread may add
         kept = v.persistable or v.is_data
         if kept or used.get(name) == v.type:  # else a pass has given the name of what is gone to another value
             variables[name] = copy_var(v, block)

@@ -1,4 +1,4 @@
-"""Work on an array in blocks, by the calling thread and by helpers of an executor where these pay.
+"""Work on an array in blocks, by the calling thread and by helpers where these pay.
 
 NumPy and machine code release the interpreter lock inside their loops. Helpers take blocks that nobody has begun, and
 the caller waits for none that has not started. On a busy machine a helper may lose its core in the middle of a block,
@@ -16,14 +16,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from .cores import allowed, core_of_this_thread, cores
+from .workers import Task, Workers
 
 T = TypeVar("T")
 Body = Callable[[int, int], None]
@@ -31,6 +32,7 @@ Work = Callable[[int], int]
 
 PATIENCE = 1e-4  # seconds before the caller sleeps: a helper that runs ends its block within them, mostly
 ANGLES = np.zeros(1024)  # their sines take some microseconds; the shortest sleep takes 50 on Linux
+MOST = max(1, (os.cpu_count() or 1) - 1)  # helpers
 REST, LONGEST_REST = 20, 10.0  # a rest, in lengths of the loss before it, so that losses are 5 % at the most; seconds
 
 
@@ -87,7 +89,7 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
     if threads < 2 or (begin := time.perf_counter()) < _Rest.until:
         work(0)
         return
-    aside, helpers, own = _Rest.aside, list[Future[int]](), 0
+    aside, helpers, own = _Rest.aside, list[Task](), 0
     with _elsewhere() if aside else _here():
         try:
             _begin(helpers, threads - 1, work)
@@ -140,14 +142,19 @@ def _allow(cores: set[int]) -> None:
     _Where.helpers = frozenset(cores)
 
 
-def _begin(helpers: list[Future[int]], count: int, work: Work) -> None:
+def _begin(helpers: list[Task], count: int, work: Work) -> None:
     """Add calls of `work` by helpers, each in a copy of this context: np.errstate of the caller holds there, too."""
-    with suppress(RuntimeError):  # no thread can be had, or the interpreter ends: the caller does all
-        for k in range(1, count + 1):
-            helpers.append(_executor().submit(copy_context().run, work, k))
+    threads = _helpers()
+    try:
+        threads.at_least(min(count, MOST))
+    except RuntimeError:  # no thread can be had, or the interpreter ends: the caller does all
+        return
+    for k in range(1, count + 1):
+        helpers.append(Task(partial(copy_context().run, partial(work, k))))
+        threads.take(helpers[-1])
 
 
-def _wait(helpers: list[Future[int]], finished: Callable[[], bool]) -> None:
+def _wait(helpers: list[Task], finished: Callable[[], bool]) -> None:
     """Return when all is done; a helper may then still be on its way out. Those that have not begun never will."""
     try:
         running = [helper for helper in helpers if not helper.cancel()]
@@ -155,26 +162,25 @@ def _wait(helpers: list[Future[int]], finished: Callable[[], bool]) -> None:
         while not finished() and time.perf_counter() < end:
             np.sin(ANGLES)  # without the interpreter lock, which helpers may need
         for helper in () if finished() else running:
-            helper.result()
+            helper.wait()
     except BaseException:  # the user's interrupt: helpers write into arrays that the caller may use next
         for helper in helpers:
             if not helper.cancel():
-                helper.exception()
+                helper.wait()
         raise
 
 
-_executors: list[ThreadPoolExecutor] = []
+_made: list[Workers] = []
 _threads: list[int] = []  # the system's numbers of the helpers that have begun
 
 
-def _executor() -> ThreadPoolExecutor:
+def _helpers() -> Workers:
     """The helpers of this process; threads start when they are first needed."""
-    if not _executors:
-        most = max(1, (os.cpu_count() or 1) - 1)
-        _executors.append(ThreadPoolExecutor(most, "minigraph", lambda: _threads.append(threading.get_native_id())))
-    return _executors[0]
+    if not _made:
+        _made.append(Workers(lambda: _threads.append(threading.get_native_id())))
+    return _made[0]
 
 
 if hasattr(os, "register_at_fork"):
     # a forked child has no threads but the one that forked
-    os.register_at_fork(after_in_child=lambda: (_executors.clear(), _threads.clear()))
+    os.register_at_fork(after_in_child=lambda: (_made.clear(), _threads.clear()))

@@ -63,7 +63,7 @@ class Block(PartOfProgram):
         return name in self.vars
 
     def all_parameters(self) -> list[Parameter]:
-        return [v for v in self.vars.values() if isinstance(v, Parameter)]
+        return [v for v in list(self.vars.values()) if isinstance(v, Parameter)]
 
     def create_var(
         self, name: str | None = None, shape: Any = (), dtype: Any = None, *,

@@ -9,6 +9,7 @@ held is made anew.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
@@ -138,12 +139,19 @@ class Setting(Generic[T]):
             self._own.reset(token)
 
 
-_renewed: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+# number -> (who, how); a WeakKeyDictionary runs Python where one of them goes, and an interrupt there would be lost
+_renewed: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
+_numbers, _looked_at = itertools.count(), [64]
 
 
 def renewed_in_child(one: T, renew: Callable[[T], None]) -> None:
     """Call renew(one) in each child that is forked from now on, where `one` still lives."""
-    _renewed[one] = renew
+    _renewed[next(_numbers)] = weakref.ref(one), renew
+    if len(_renewed) > _looked_at[0]:
+        for number, (who, _) in list(_renewed.items()):
+            if who() is None:
+                _renewed.pop(number, None)
+        _looked_at[0] = 64 + 2 * len(_renewed)
 
 
 def held_elsewhere(lock: Any) -> bool:
@@ -155,8 +163,9 @@ def held_elsewhere(lock: Any) -> bool:
 
 
 def _in_child() -> None:
-    for one, renew in tuple(_renewed.items()):
-        renew(one)
+    for who, renew in list(_renewed.values()):
+        if (one := who()) is not None:
+            renew(one)
 
 
 if hasattr(os, "register_at_fork"):

@@ -184,7 +184,7 @@ class Program(NotPickled):
         reads it; what `static.gradients` appended stays where forward values need it.
         Parameters are shared through the Scope by their names.
         """
-        return self.copied(ops_for_test(self.ops) if for_test else self.ops, for_test)
+        return self.copied(ops_for_test(self.ops) if for_test else list(self.ops), for_test)
 
     def empty(self) -> Program:
         """A new program of this name without operators."""
@@ -250,7 +250,7 @@ def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str,
     """The values as arrays, if each of them fits its variable."""
     if not isinstance(state_dict, Mapping):
         raise ProgramError(f"state_dict must be a dict, is {shortened(repr(state_dict))}")
-    known = [v.name for v in program.vars.values() if v.persistable]
+    known = [v.name for v in list(program.vars.values()) if v.persistable]
     checked = {}
     for name, value in state_dict.items():
         if name not in program.vars:
@@ -277,7 +277,7 @@ def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Progr
     copy.random_seed, copy.fetched = program.random_seed, program.fetched
     used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
     copies = {
-        v: copy_var(v, copy.block0) for v in program.vars.values()
+        v: copy_var(v, copy.block0) for v in list(program.vars.values())  # to which another thread may add
         if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data or program.is_closed
     }  # fmt: skip
     copied: dict[int, Operator] = {}
@@ -295,7 +295,7 @@ def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Progr
     copy.block0.fill(copies.values(), copied.values())
     copy.numbered, copy.loaders = next_number(program.ops), list(program.loaders)
     if not for_test:
-        copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in program.lr_schedulers]
+        copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in program.lr_schedulers if v.name in copy.vars]
     return copy
 
 

@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
     "incubate": "errors types program tensor optimizer compiler static",
     "metric": "errors types program tensor static",
-    "io": "errors types kernels.groups program runtime",
+    "io": "errors types kernels.groups kernels.workers program runtime",
     "profiler": "errors types kernels.peaks program runtime",
     "distributed": "errors kernels.groups program runtime",
     "reader": "errors io",

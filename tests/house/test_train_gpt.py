@@ -6,7 +6,6 @@ import importlib
 import io
 import json
 import sys
-import threading
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import minigraph as mg
 from tests.support.pages import ROOT
 from tests.support.scripts import run_script
+from tests.support.worker_threads import are_gone, serving
 
 pytestmark = pytest.mark.skipif(None in map(find_spec, ("matplotlib", "tqdm")), reason="needs the examples extra")
 TINY = {
@@ -29,7 +29,7 @@ def train(out: Path, *flags: str, fails: bool = False, **changes: object) -> str
     """What the example prints; its error where it `fails`."""
     arguments = [f"--{name}={value}" for name, value in {**TINY, **changes}.items()]
     script, said, wrong = str(ROOT / "examples" / "train_gpt.py"), io.StringIO(), io.StringIO()
-    code, others = 0, set(threading.enumerate())
+    code, others = 0, serving()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(wrong):
         patch.syspath_prepend(str(ROOT / "examples"))
         patch.setattr(sys, "argv", [script, f"--out={out}", *flags, *arguments])
@@ -40,9 +40,7 @@ def train(out: Path, *flags: str, fails: bool = False, **changes: object) -> str
         finally:
             mg.set_default_dtype("float32")
     assert (code not in (0, None)) == fails, said.getvalue() + wrong.getvalue() + str(code)
-    for thread in {t for t in threading.enumerate() if t.name.startswith("minigraph-io")} - others:
-        thread.join(30)
-        assert not thread.is_alive(), "the thread of a loader that nobody has"
+    assert are_gone(serving() - others), "the thread of a loader that nobody has"
     return f"{wrong.getvalue()}{code}" if fails else said.getvalue()
 
 

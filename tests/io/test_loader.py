@@ -11,6 +11,7 @@ from minigraph import io, static
 from minigraph.base import DataFeeder
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.errors import AttrError, FeedError, ProgramError, ShapeError
+from tests.support.interrupts import interrupts
 
 
 class Numbers(io.Dataset):
@@ -138,3 +139,11 @@ def test_execution_strategy():
         strategy.reduce_strategy = 1
     with pytest.raises(ProgramError, match="target_gradients"):
         static.CompiledProgram(static.Program(), strategy).program_for()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupt_anywhere_in_an_iteration_leaves_none_that_hangs(workers: int) -> None:
+    loader = io.DataLoader(io.TensorDataset([np.arange(6.0)]), batch_size=2, num_workers=workers)
+    inside = ("minigraph/io/prefetch", "kernels/workers", "concurrent/futures", "threading.py")
+    for where in interrupts(lambda: list(loader), inside):
+        assert [float(batch[0][0]) for batch in loader] == [0.0, 2.0, 4.0], where

@@ -10,6 +10,7 @@ import pytest
 
 from minigraph import io
 from minigraph.errors import AttrError
+from tests.support.worker_threads import are_gone, serving
 
 DATA = io.TensorDataset([np.arange(23)])
 THREADS: tuple[dict[str, Any], ...] = ({}, {"num_workers": 3}, {"use_buffer_reader": False})
@@ -144,35 +145,30 @@ def test_samples_without_batches_are_shuffled(seed):
 
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}])
 @pytest.mark.parametrize("closed", [True, False])
-def test_an_iteration_that_is_left_stops_its_threads(settings, closed, monkeypatch):
+def test_an_iteration_that_is_left_stops_its_threads(settings, closed):
     """A thread for which there is no room sleeps until it is told that nobody wants its batches."""
-    before, taken, asleep = set(threading.enumerate()), threading.Event(), threading.Event()
+    before, taken, ahead = serving(), threading.Event(), threading.Event()
 
     class Numbers(io.Dataset):
         def __getitem__(self, i: int):
+            if i == 3:  # the last one for which there is room, or one behind it
+                ahead.set()
             return i if i == 0 or taken.wait(30) else None
 
         def __len__(self) -> int:
             return 9
 
-    class Semaphore(threading.Semaphore):
-        def acquire(self, *given, **named):
-            return super().acquire(False) or asleep.set() or super().acquire(*given, **named)
-
-    monkeypatch.setattr(threading, "Semaphore", Semaphore)
     batches = iter(io.DataLoader(Numbers(), **settings))
     next(batches)
     taken.set()
-    assert asleep.wait(30)
-    threads = [t for t in set(threading.enumerate()) - before if t.name.startswith("minigraph-io")]
+    assert ahead.wait(30)
+    threads = serving() - before
     assert threads
     if closed:
         batches.close()
     else:
         del batches
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    assert are_gone(threads)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from concurrent import futures
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ import minigraph as mg
 from minigraph.kernels import parallel, updates
 from minigraph.kernels.cpu import optimizer as kernels
 from minigraph.kernels.updates import elements, slots_of, update_of
+from minigraph.kernels.workers import Task
 from minigraph.opdef import OPS
 from minigraph.program.builder import Builder
 from tests.support.grades import graded
@@ -451,13 +451,18 @@ def test_the_caller_waits_for_who_is_last(late, two_threads):
 
 def test_nobody_waits_for_a_helper_that_has_not_begun(two_threads):
     """The executor's threads are busy with something else: the caller does all, and nothing runs later."""
-    busy, began, most = threading.Event(), [], parallel._executor()._max_workers
-    others = [parallel._executor().submit(busy.wait, 60) for _ in range(most)]
+    busy, began, helpers = threading.Event(), [], parallel._helpers()
+    helpers.at_least(parallel.MOST)
+    others = [Task(lambda: busy.wait(60)) for _ in helpers._there]
+    for other in others:
+        helpers.take(other)
     try:
         parallel.for_blocks(128, 64, lambda start, stop: began.append(threading.get_ident()))
     finally:
         busy.set()
-    assert [other.result(60) for other in others] == [True] * most
+    for other in others:
+        other.wait()
+    assert [other.value for other in others] == [True] * len(others)
     assert began == [threading.get_ident()] * 2
 
 
@@ -501,10 +506,10 @@ def test_an_interrupt_waits_for_helpers_that_have_begun(two_threads, monkeypatch
     """They write into arrays that the caller may use next."""
     begun, go_on, ended = threading.Event(), threading.Event(), []
 
-    class Helper(Future):
-        def exception(self, timeout=None):
-            go_on.set()  # whoever asks waits
-            return super().exception(timeout)
+    class Awaited(Task):
+        def wait(self):
+            go_on.set()
+            super().wait()
 
     def work(k):
         if k:
@@ -521,7 +526,7 @@ def test_an_interrupt_waits_for_helpers_that_have_begun(two_threads, monkeypatch
         if where == "while it asks for helpers":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(futures.thread._base, "Future", Helper)
+    monkeypatch.setattr(parallel, "Task", Awaited)
     monkeypatch.setattr(parallel, "_begin", last_is_interrupted)
     monkeypatch.setattr(parallel.np, "sin", interrupted)
     try:
@@ -635,12 +640,20 @@ def test_a_helper_that_cannot_leave_the_callers_core_rests(moves, monkeypatch):
     assert [taken_by_the_first(0.0) for _ in range(3)] == [[1], [1], [0]] and moves == ["begins"] * 2
 
 
+def one_helper():
+    """A helper has begun and done something."""
+    call, helpers = Task(int), parallel._helpers()
+    helpers.at_least(1)
+    helpers.take(call)
+    call.wait()
+
+
 def test_helpers_may_be_anywhere_when_they_have_begun(monkeypatch):
     """The true calls of the system, and threads that end meanwhile."""
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("this system has no affinity")
     monkeypatch.setattr(parallel, "cores", lambda: 2)
-    parallel._executor().submit(int).result()
+    one_helper()
     assert parallel._threads, "no helper has begun"
     for _ in range(3):
         monkeypatch.setattr(parallel._Rest, "until", 0.0)
@@ -669,7 +682,7 @@ def test_helpers_run_where_the_thread_that_asks_them_may(monkeypatch):
         os.sched_setaffinity(0, {min(every)})
         return of_helpers()
 
-    parallel._executor().submit(int).result()
+    one_helper()
     for _ in range(2):
         with futures.ThreadPoolExecutor(1) as pool:
             found = pool.submit(narrow).result()
@@ -685,17 +698,17 @@ def test_no_helper_is_asked_for_where_there_is_one_core(monkeypatch):
 
 
 def test_where_no_thread_can_be_had_the_caller_does_all(two_threads, monkeypatch):
-    def submit(*args):
+    def refused(count):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(parallel, "_executor", lambda: SimpleNamespace(submit=submit))
+    monkeypatch.setattr(parallel, "_helpers", lambda: SimpleNamespace(at_least=refused))
     seen = []
     parallel.for_blocks(640, 64, lambda start, stop: seen.append(start))
     assert seen == list(range(0, 640, 64))
 
 
 def test_blocks_run_while_the_interpreter_ends():
-    """The executor takes nothing any more then."""
+    """No thread begins any more then."""
     code = (
         "import atexit, sys; from minigraph.kernels import parallel; parallel.cores = lambda: 2\n"
         "def show(start, stop): sys.stdout.write(f'{start} {stop}\\n')\n"

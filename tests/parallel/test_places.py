@@ -330,28 +330,28 @@ def test_no_rank_is_left_behind_by_an_interrupt(when, monkeypatch):
     program = parallel(main, loss, 3)
     exe.run(program, feed=batch(0, 6), fetch_list=[loss], scope=scope)
     replicas = exe._replicas_of(program)
-    meeting, submit, wait, ranks = replicas.meeting, replicas.pool.submit, replicas_module.wait, []
+    meeting, take, wait, ranks = replicas.meeting, replicas.workers.take, replicas_module._wait, []
 
-    def submitted(*args):
+    def taken(rank):
         if ranks and when == "before rank 0 begins":
             raise KeyboardInterrupt
-        ranks.append(submit(*args))
-        return ranks[-1]
+        ranks.append(rank)
+        take(rank)
 
     waits = []
 
-    def waited(others):
+    def waited(others, problem):
         waits.append(others)
         if len(waits) == 1 and when == "while it waits for the others":
             raise KeyboardInterrupt
-        return wait(others)
+        return wait(others, problem)
 
     with monkeypatch.context() as patched:
-        patched.setattr(replicas.pool, "submit", submitted)
-        patched.setattr(replicas_module, "wait", waited)
+        patched.setattr(replicas.workers, "take", taken)
+        patched.setattr(replicas_module, "_wait", waited)
         with pytest.raises(KeyboardInterrupt):
             exe.run(program, feed=batch(1, 6), fetch_list=[loss], scope=scope)
-    left = [rank for rank in ranks if not rank.done()]
+    left = [rank for rank in ranks if not rank.cancel() and rank._running.locked()]
     meeting.barrier.abort()  # so that none waits for longer than this test
     assert ranks and left == []
     exe.run(program, feed=batch(1, 6), fetch_list=[loss], scope=scope)

@@ -18,6 +18,7 @@ import pytest
 import minigraph as mg
 from minigraph import nn, static
 from minigraph.base import unique_name
+from minigraph.errors import ProgramError
 
 PAIRS, STEPS = 60, 3
 
@@ -305,3 +306,33 @@ def test_a_thread_gets_what_it_compiled_whatever_others_compile_meanwhile():
         sys.settrace(kept)
     assert len(lines) > 4
     assert found == alone[1]
+
+
+@pytest.mark.parametrize("how", ["clone", "print", "list", "compile"])
+def test_a_program_to_which_another_thread_adds_can_be_read(how: str, monkeypatch: pytest.MonkeyPatch):
+    """Whoever reads it sees what was there, and nobody runs it; each look at a variable lets the other thread add one.
+    """
+    main = static.Program()
+    with static.program_guard(main, static.Program()):
+        x = static.data("x", [2, 3])
+        out = mg.tanh(static.nn.fc(x, 3))
+    block, look = main.global_block(), type(x).__getattribute__
+
+    def adding(variable: Any, name: str) -> Any:
+        if name in ("persistable", "is_data", "stop_gradient", "__class__") and len(main.vars) < 40:
+            block.create_var(name=f"later_{len(main.vars)}", shape=[2], dtype="float32")
+        return look(variable, name)
+
+    monkeypatch.setattr(type(x), "__getattribute__", adding)
+    if how == "clone":
+        seen = str(main.clone(for_test=True))
+    elif how == "print":
+        seen = str(main)
+    elif how == "list":
+        seen = str([*main.all_parameters(), *main.state_dict(scope=static.Scope()), out])
+    else:  # what would run may be half of what is built
+        with pytest.raises(ProgramError, match="was changed after it was compiled"):
+            static.CompiledProgram(main, static.BuildStrategy.all()).program_for([out.name])
+        seen = "tanh"
+    monkeypatch.undo()
+    assert "tanh" in seen

@@ -13,6 +13,7 @@ import pytest
 import minigraph as mg
 from minigraph import io, static
 from minigraph.errors import ProgramError
+from minigraph.program import context
 from minigraph.program.scope import Scope
 from tests.runtime.test_interrupts import Net, X
 
@@ -115,3 +116,11 @@ def test_an_iterator_of_a_loader_is_refused_in_a_child(workers: int) -> None:
     assert "from which this one was forked" in in_child(lambda: next(batches))
     assert in_child(lambda: len(list(loader))) == "10"
     assert len(list(batches)) == 9
+
+
+def test_what_is_gone_is_not_kept() -> None:
+    kept = [Scope() for _ in range(100)]
+    for _ in range(2000):
+        Scope()
+    assert len(context._renewed) < 1500
+    assert {id(who()) for who, _ in context._renewed.values()} >= set(map(id, kept))

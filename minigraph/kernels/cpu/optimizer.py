@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigraph.kernels.interrupts import deferred
 from minigraph.kernels.parallel import for_blocks
 from minigraph.kernels.updates import PLAIN, SHARED, Loop, Update, slots_of, update_of
 
@@ -162,8 +163,9 @@ def _bound(loop: Loop, columns: Sequence[Arrays]) -> Callable[[Numbers, Change],
 
 
 def _in_machine_code(loop: Loop, columns: Sequence[Arrays]) -> Callable[[Numbers, Change], None]:
-    compiled = _compiled()
-    return compiled.bound(loop, columns) if compiled is not None else _in_numpy(loop, columns)
+    with deferred():  # numba whose first import, or whose compilation, was interrupted is of no use any more
+        compiled = _compiled()
+        return compiled.bound(loop, columns) if compiled is not None else _in_numpy(loop, columns)
 
 
 def _in_numpy(loop: Loop, columns: Sequence[Arrays]) -> Callable[[Numbers, Change], None]:

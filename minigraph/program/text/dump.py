@@ -195,7 +195,7 @@ def _declarations(program: Program) -> list[tuple[Variable, str]]:
         for v in op.output_vars:
             frozen.setdefault(v.name, born_frozen(op.opdef, op.role))
     declared = []
-    for v in program.vars.values():
+    for v in list(program.vars.values()):  # to which another thread may add
         if v.is_data or v.persistable:
             declared.append((v, "data" if v.is_data else "param" if hasattr(v, "optimize_attr") else "state"))
         elif v.name in early or v.name not in frozen or v.stop_gradient != frozen[v.name]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import FeedError, MinigraphError, require
 from minigraph.kernels.groups import acting
+from minigraph.kernels.workers import Task, Workers
 from minigraph.program import Program, Variable
 from minigraph.program.context import Turn
 from minigraph.program.prune import Prune
@@ -57,7 +58,7 @@ class Replicas:
     def __init__(self, compiled: Any, executors: Sequence[Any]) -> None:
         self.of_rank, self.executors, self.size = OfRank(compiled), executors, len(executors)
         self._meet()
-        self.pool: ThreadPoolExecutor | None = None  # there from a run to `close`
+        self.workers = Workers()
         self.lock, self.turn = threading.RLock(), Turn("Executor")
 
     def _meet(self) -> None:
@@ -120,24 +121,24 @@ class Replicas:
                 meeting.fail(number, problem)
                 raise
 
-        self.pool = self.pool or ThreadPoolExecutor(self.size - 1, "minigraph rank")
-        others, results, problem = list[Future[list[Any]]](), list[list[Any]](), None
+        others, results, problem = list[Task](), list[list[Any]](), None
         try:
+            self.workers.at_least(self.size - 1)
             for number in range(1, self.size):
-                others.append(self.pool.submit(copy_context().run, rank, number))
+                others.append(Task(partial(copy_context().run, partial(rank, number))))
+                self.workers.take(others[-1])
             results.append(rank(0))
         except BaseException as own:
             meeting.fail(0, own)  # an interrupt may come before rank 0 begins: the others would wait for it
             problem = own
         try:
-            wait(others)
+            _wait(others, problem)
         except BaseException as own:  # they hold their Scopes until they end
-            wait(others)
+            _wait(others, problem)
             problem = own
         for other in others:
-            found = other.exception()
-            problem = problem or found
-            results += [other.result()] if found is None else []
+            problem = problem or other.problem
+            results.append(other.value)
         if problem is None:
             return results
         failed, first = meeting.failed or (0, problem)
@@ -152,9 +153,14 @@ class Replicas:
         with self.lock, self.turn.begin():
             for executor in self.executors:
                 executor.close()
-            pool, self.pool = self.pool, None
-            if pool is not None:
-                pool.shutdown()
+            self.workers.end()
+
+
+def _wait(others: Sequence[Task], problem: BaseException | None) -> None:
+    """Return when all have ended; with a problem of rank 0 those that have not begun never will."""
+    for other in others:
+        if problem is None or not other.cancel():
+            other.wait()
 
 
 def cut_feed(feed: Any, ranks: int) -> list[Any]:
