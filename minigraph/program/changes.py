@@ -97,8 +97,9 @@ class Vars(dict[str, Any]):
 
     def rename(self, old: str, new: str) -> None:
         """Give a variable another name; one that a block takes keeps its place, which is that of its value."""
-        variable = self[old]
+        variable, program = self[old], self.block.program
         variable.__dict__["_name"] = new
+        program.fetched = tuple(new if name == old else name for name in program.fetched)
         if variable.is_data or variable.persistable:
             after = {new if name == old else name: v for name, v in self.items()}
             dict.clear(self)
