@@ -27,6 +27,7 @@ import numpy as np
 from minigraph.errors import AttrError, MinigraphError, ProgramError, call_site, require
 from minigraph.errors.kinds import MISSING, ORDER
 from minigraph.io import DataLoader as Loader
+from minigraph.io.feeder import in_type_of
 from minigraph.io.prefetch import prefetched
 from minigraph.program import Variable
 from minigraph.reader.decorator import batch
@@ -124,19 +125,22 @@ class GeneratorLoader:
                 "for feed in loader(): exe.run(feed=feed, fetch_list=[...])")  # fmt: skip
 
     def _made(self, parts: Any) -> Any:
-        arrays = [self._fitted(i, np.asarray(part)) for i, part in enumerate(_parts(parts))]
+        arrays = [self._fitted(i, part) for i, part in enumerate(_parts(parts))]
         if self.return_list:
             return arrays
         require(len(arrays) == len(self.feeds), f"a batch has {len(arrays)} parts, feed_list {len(self.feeds)}",
                 AttrError)  # fmt: skip
         return [{v.name: array for v, array in zip(self.feeds, arrays, strict=True)}]
 
-    def _fitted(self, place: int, array: np.ndarray) -> np.ndarray:
-        """A part in its variable's type and rank: samples of [1] may be numbers."""
+    def _fitted(self, place: int, part: Any) -> np.ndarray:
+        """A copy of a part, whose array the generator may fill anew, in its variable's type and rank.
+
+        Samples of [1] may be numbers.
+        """
         if place >= len(self.feeds):
-            return array
+            return np.array(part)
         v = self.feeds[place]
-        array = array.astype(v.dtype, copy=False)
+        array = in_type_of(v, part)
         return array[..., None] if array.ndim == v.ndim - 1 and v.shape[-1] == 1 else array
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import FeedError, require
-from minigraph.errors.kinds import FEED_SHAPE
+from minigraph.errors.kinds import FEED_SHAPE, FEED_TYPE
 from minigraph.program import Program, Variable, default_main_program
+from minigraph.types import FLOATS, NO_ARRAY, in_type, why_no_array
 
 
 class DataFeeder:
@@ -35,8 +36,20 @@ class DataFeeder:
         return {v.name: _column(v, column) for v, column in zip(self.variables, columns, strict=True)}
 
 
+def in_type_of(v: Variable, samples: Any) -> np.ndarray:
+    """The numbers of samples as a new array of their variable's type; what that cannot hold is refused."""
+    try:
+        array = np.asarray(samples)
+    except NO_ARRAY as problem:
+        raise FeedError(f"samples of {v} are {why_no_array(samples, problem)}", site=v.site) from None
+    typed = in_type(array, v.dtype) if array.dtype.kind in "biuf" or array.dtype in FLOATS else None
+    if typed is None:
+        raise FEED_TYPE(f"samples of {v} have values that {v.dtype} cannot hold", site=v.site)
+    return typed
+
+
 def _column(v: Variable, column: list[Any]) -> np.ndarray:
-    array = np.array(column, dtype=v.dtype)
+    array = in_type_of(v, column)
     inner = v.shape[1:]
     if array.shape[1:] != inner and -1 not in inner:
         fits = array.size == len(column) * int(np.prod(inner))

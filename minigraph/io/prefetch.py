@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 END = object()
+
+
+def copied(batch: Any) -> Any:
+    """A batch with arrays of its own: who made it may fill the same ones anew while it waits."""
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if type(batch) is dict:
+        return {key: copied(part) for key, part in batch.items()}
+    return type(batch)(map(copied, batch)) if type(batch) in (list, tuple) else batch
 
 
 def mapped(

@@ -19,7 +19,7 @@ from minigraph.errors.kinds import (
     UNKNOWN_NAME,
     no_memory,
 )
-from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, why_no_array
+from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, in_type, why_no_array
 
 from .context import Guards, Turn
 from .copies import NotPickled
@@ -55,12 +55,11 @@ class ScopeTensor(NotPickled):
         require(
             new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
         )
-        with np.errstate(over="ignore"):
-            fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
-            typed = new.astype(old.dtype) if fits else new
-        fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
-        require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", MIXED_TYPES)
-        self._scope.take(self._name, typed)  # astype has made a new array
+        fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
+        typed = in_type(new, old.dtype) if fits else None
+        if typed is None:
+            raise MIXED_TYPES(f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}")
+        self._scope.take(self._name, typed)  # a new array
 
     def shape(self) -> list[int]:
         return list(self._scope.arrays[self._name].shape) if self._scope.has(self._name) else []
