@@ -28,7 +28,7 @@ from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
 from minigraph.program.scope import Scope, global_scope
-from minigraph.types import FLOATS, TensorType, bfloat16, float16, float32, float64, tensor_type
+from minigraph.types import FLOATS, TensorType, float32, float64, tensor_type
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
@@ -42,7 +42,7 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import Rate, Shared, master_weight, persistable, rate_of
+from .states import Rate, Shared, master_weight, persistable, rate_of, state_type
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
@@ -223,8 +223,7 @@ class Optimizer:
 
     def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
-        if type is None:
-            type = param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type
+        type = state_type(param) if type is None else type
         middle = f"{self.name}_{what}" if self.name else what
         shared = self._shared
         return persistable(param.block, shared.startup, f"{param.name}_{middle}", value, type, shared.fills)[0]

@@ -114,7 +114,8 @@ class Block(PartOfProgram):
         self.program.version += 1
         if not v.persistable:
             return
-        for inner in [own for op in self.ops for outer, own in stand_ins(op) if outer is v and own.persistable]:
+        holders = [op for op in self.ops if op.opdef.blocks]
+        for inner in [own for op in holders for outer, own in stand_ins(op) if outer is v and own.persistable]:
             other = inner.block.vars.get(new)
             if other is not None and other is not inner:
                 inner.block._rename(other, unique_name.generate(new))

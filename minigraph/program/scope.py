@@ -60,6 +60,7 @@ class ScopeTensor(NotPickled):
         if typed is None:
             raise MIXED_TYPES(f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}")
         self._scope.take(self._name, typed)  # a new array
+        self._scope.were_set([self._name])
 
     def shape(self) -> list[int]:
         return list(self._scope.arrays[self._name].shape) if self._scope.has(self._name) else []
@@ -139,6 +140,8 @@ class Scope(NotPickled):
              they had then, and (version, number of ranks, what they ran): runtime/parallel/agreement.py
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
+    set_at   name -> number of the call that set it from outside of a run, `sets` of them so far
+    followed program.origin -> `sets` when its float32 copies of parameters followed them last
     torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
     lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
     turn     taken with the lock by a run, and by who reads or sets values that belong together
@@ -157,6 +160,9 @@ class Scope(NotPickled):
         self.faults: set[Any] = set()
         self.torn: dict[str, str] = {}
         self.taken = 0  # changes of `arrays` by `take`
+        self.set_at: dict[str, int] = {}
+        self.sets = 0
+        self.followed = Steps()
         self.separated = 0  # how many others there were when `separate` looked last
         self.lock, self.turn = threading.RLock(), Turn("Scope")
 
@@ -230,6 +236,7 @@ class Scope(NotPickled):
         """Set a value to that of an array, of the host or of a GPU; the Scope keeps a copy of its own."""
         on_gpu = hasattr(array, "__cuda_array_interface__") and hasattr(array, "copy")
         self.take(name, array.copy() if on_gpu else _copied(name, array))
+        self.were_set([name])
 
     def take(self, name: str, array: Any) -> None:
         """Set a value; `array` belongs to nobody else, and is the Scope's from now on.
@@ -243,6 +250,12 @@ class Scope(NotPickled):
             self.taken += 1
             self.waiting.pop(name, None)
             self.torn.pop(name, None)  # last: an interrupt before leaves the mark
+
+    def were_set(self, names: Iterable[str]) -> None:
+        """One call gave these values, from outside of a run."""
+        with self.lock:
+            self.sets += 1
+            self.set_at.update(dict.fromkeys(names, self.sets))
 
     @contextmanager
     def replacing(self, names: Iterable[str], by: str) -> Iterator[None]:
@@ -270,7 +283,7 @@ class Scope(NotPickled):
         torn = dict(self.torn)
         for name, array in list(self.arrays.items()):
             if not _is_of_gpu(array) and not _is_kept(array):
-                self.write(name, array)
+                self.take(name, _copied(name, array))
         reach = 0
         for start, end, name in sorted((*_span(a), name) for name, a in self.arrays.items()):
             if start < min(reach, end):

@@ -28,6 +28,7 @@ from minigraph.types import TensorType
 
 from . import flags
 from .backend import RunnablePlan
+from .checkpoint.masters import checked_masters, follow
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, loaded, only_feed
@@ -134,6 +135,8 @@ class Executor(NotPickled):
                     scope.fill(variable.name, scheduler())
             if ready.alone:
                 scope.disagree()
+            if latest.masters and not present().rank:  # what rank 0 has comes to the others
+                follow(scope, latest.own, latest.masters)
             fetched = ready.plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
@@ -190,7 +193,7 @@ class Executor(NotPickled):
         if self._latest is None or not known:
             own = source if isinstance(source, Program) else source.before
             self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now,
-                                  program, program.version)  # fmt: skip
+                                  program, program.version, checked_masters(own))  # fmt: skip
         ready = Ready(key, plan, _acts_alone(plan, program))
         self._latest.keep(arrays, ready)
         return self._latest, ready, arrays

@@ -160,6 +160,7 @@ def load(
             resume_training(program, scope, training)
         for name, array in state.items():
             scope.take(name, array)
+        scope.were_set(state)
 
 
 def load_program_state(
