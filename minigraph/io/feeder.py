@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import FeedError, require
+from minigraph.errors import CallSite, FeedError, require
 from minigraph.errors.kinds import FEED_SHAPE, FEED_TYPE
 from minigraph.program import Program, Variable, default_main_program
-from minigraph.types import FLOATS, NO_ARRAY, in_type, why_no_array
+from minigraph.types import FLOATS, NO_ARRAY, TensorType, in_type, why_no_array
 
 
 class DataFeeder:
@@ -36,15 +36,31 @@ class DataFeeder:
         return {v.name: _column(v, column) for v, column in zip(self.variables, columns, strict=True)}
 
 
-def in_type_of(v: Variable, samples: Any) -> np.ndarray:
+class Part(NamedTuple):
+    """What a part of a sample is for: a variable, as a thread may know it that must not keep the program."""
+
+    name: str
+    type: TensorType
+    site: CallSite | None
+
+    @classmethod
+    def of(cls, v: Variable) -> Part:
+        return cls(v.name, v.type, v.site)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+def in_type_of(v: Variable | Part, samples: Any) -> np.ndarray:
     """The numbers of samples as a new array of their variable's type; what that cannot hold is refused."""
     try:
         array = np.asarray(samples)
     except NO_ARRAY as problem:
         raise FeedError(f"samples of {v} are {why_no_array(samples, problem)}", site=v.site) from None
-    typed = in_type(array, v.dtype) if array.dtype.kind in "biuf" or array.dtype in FLOATS else None
+    dtype = v.type.dtype
+    typed = in_type(array, dtype) if array.dtype.kind in "biuf" or array.dtype in FLOATS else None
     if typed is None:
-        raise FEED_TYPE(f"samples of {v} have values that {v.dtype} cannot hold", site=v.site)
+        raise FEED_TYPE(f"samples of {v} have values that {dtype} cannot hold", site=v.site)
     return typed
 
 
