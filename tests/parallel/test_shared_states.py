@@ -9,7 +9,7 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import VerifyError
+from minigraph.errors import NonFiniteError, VerifyError
 from minigraph.ir.convert import to_graph
 from minigraph.ir.verify import verify
 from minigraph.opdef import get_op
@@ -46,6 +46,20 @@ def test_ranks_with_pieces_are_one_rank(name, every):
     same(Case(**facts).trained(3 if every else 2, feeds=[{k: v[:6] for k, v in f.items()} for f in FEEDS],
                                **(ALL if every else REDUCE)),
          Case(**facts).trained(1, feeds=[{k: v[:6] for k, v in f.items()} for f in FEEDS]))  # fmt: skip
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize("flag", [{"check_nan_inf": True}, {"enable_inplace": False}, {"memory_optimize": False}])
+def test_ranks_with_pieces_take_the_flags_of_a_run(flag, rewritten):
+    """Where nothing is written over, what is gathered is a new array; and a run that fails changes no piece."""
+    flags = (ALL if rewritten else REDUCE) | flag
+    case, good = Case(), FEEDS[:2]
+    wanted = Case().trained(1, feeds=good)
+    case.trained(2, feeds=good[:1], **flags)
+    if "check_nan_inf" in flag:
+        with pytest.raises(NonFiniteError):
+            case.trained(2, feeds=[{**FEEDS[1], "x": np.full_like(FEEDS[1]["x"], np.nan)}], **flags)
+    same(case.trained(2, feeds=good[1:], **flags), wanted)
 
 
 def sharing(case, ranks, **flags):
