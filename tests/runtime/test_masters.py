@@ -15,6 +15,7 @@ from minigraph import static
 from minigraph.base import unique_name
 from minigraph.errors import ProgramError
 from minigraph.static import io as static_io
+from tests.support import cuda_host, gpu_stub
 
 X = {"x": np.ones((2, 4), "float32")}
 EIGHT = np.full((4, 2), 8, ml_dtypes.bfloat16)
@@ -159,3 +160,15 @@ def test_an_operator_may_write_both():
         mg.assign(mg.cast(master, "bfloat16"), output=w)
 
     assert World(extra=clipped).step() == 0.5
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+@pytest.mark.parametrize("way", ["set_state_dict", "tensor.set", "load"])
+def test_copies_on_a_gpu_follow(way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    gpu_stub.installed(monkeypatch)
+    world, exe = World(), static.Executor(mg.CUDAPlace(0))
+    for _ in range(3):
+        world.step(exe=exe)
+    with static.scope_guard(world.scope):
+        WAYS[way](world, tmp_path)
+    np.testing.assert_allclose([world.step(exe=exe) for _ in range(3)], [8 - 0.005 * i for i in (1, 2, 3)], rtol=1e-6)
