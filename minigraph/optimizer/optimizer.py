@@ -28,7 +28,7 @@ from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
 from minigraph.program.scope import Scope, global_scope
-from minigraph.types import FLOATS, TensorType, float32, float64, tensor_type
+from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler

@@ -49,12 +49,6 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
-def flag(name: str, value: Any) -> bool:
-    """`value`, which must be a bool."""
-    require(isinstance(value, bool), f"{name} must be a bool, is {value!r}", AttrError)
-    return value
-
-
 def function(name: str, value: Any) -> Any:
     """`value`, which must be a function or None."""
     require(value is None or callable(value), f"{name} must be a function, is {value!r}", AttrError)

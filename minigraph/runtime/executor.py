@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
+from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import UNKNOWN_FETCH, no_memory
 from minigraph.kernels import host_memory
 from minigraph.kernels.groups import present
@@ -94,6 +95,10 @@ class Executor(NotPickled):
         on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`. Fetched arrays are copies: a later run
         does not change them. The work is in order with what else CuPy's current stream is given.
         """
+        if use_prune is not False or not (return_numpy is return_merged is use_program_cache is True):
+            use_prune, return_numpy = as_flag("use_prune", use_prune), as_flag("return_numpy", return_numpy)
+            return_merged = as_flag("return_merged", return_merged)
+            as_flag("use_program_cache", use_program_cache)
         if program is None:
             program = _default_program(feed or None, fetch_list)
         scope = scope if scope is not None else global_scope()
@@ -114,7 +119,7 @@ class Executor(NotPickled):
         latest = self._latest
         own = latest.own if latest is not None and program is latest.source else _own_program(program)
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
-        prune: Prune = updates or bool(use_prune)
+        prune: Prune = updates or use_prune
         feed = {} if feed is None else feed
         if own.loaders:
             feed = loaded(own, feed)

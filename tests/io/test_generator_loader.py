@@ -103,7 +103,7 @@ def test_values_that_a_variable_cannot_hold_are_refused():
         if fits:
             assert next(iter(loader()))[0]["label"].tolist() == [[1]]
         else:
-            with pytest.raises(FeedError, match="samples of label.*values that int64 cannot hold"):
+            with pytest.raises(FeedError, match=r"samples of label.*values that int64 cannot hold"):
                 list(loader())
 
 

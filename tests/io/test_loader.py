@@ -179,5 +179,5 @@ def test_a_feeder_refuses_what_a_variable_cannot_hold(dtype, value):
     v = static.data("v", [None, 1], dtype)
     with pytest.raises(FeedError, match=f"samples of v.*have values that {dtype} cannot hold"):
         DataFeeder([v]).feed([([value],)])
-    with pytest.raises(FeedError, match="samples of v.*lists in it differ in length"):
+    with pytest.raises(FeedError, match=r"samples of v.*lists in it differ in length"):
         DataFeeder([v]).feed([([1],), ([1, 1],)])

@@ -102,7 +102,7 @@ def test_what_a_loop_returns_may_swap_names():
 def test_a_state_is_not_renamed_inside_of_a_block():
     out = looped(state("w", 2.0))
     for block in static.default_main_program().blocks[1:]:
-        with pytest.raises(ProgramError, match="(?s)cannot rename w in while_loop_0.*rename it in the program around"):
+        with pytest.raises(ProgramError, match=r"(?s)cannot rename w in while_loop_0.*rename it in the program around"):
             block.vars["w"].name = "v"
     assert result(out) == 10
 
@@ -119,7 +119,7 @@ def test_a_fed_state_is_what_a_loop_reads_or_is_refused(persistable_when: str):
     if persistable_when == "after":
         assert result(out, w=fed) == 30
     else:
-        with pytest.raises(ProgramError, match="(?s)reads w: f32.4. in the scope.*fed or computed is not persistable"):
+        with pytest.raises(ProgramError, match=r"(?s)reads w: f32.4. in the scope.*fed or computed is not persistable"):
             result(out, w=fed)
     assert result(out) == 10
 

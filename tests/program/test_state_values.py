@@ -97,7 +97,7 @@ def test_integers_that_do_not_fit_are_not_wrapped_around(dtype: str, values: Any
     scope = static.Scope()
     scope.write("count", np.array([5, 6], dtype))
     tensor = scope.var("count").get_tensor()
-    with pytest.raises(MinigraphError, match="cannot hold these values|no data type"):
+    with pytest.raises(MinigraphError, match=r"cannot hold these values|no data type"):
         tensor.set(values)
     assert np.array(tensor).tolist() == [5, 6]
     tensor.set(np.array([7, 8], "int8" if dtype != "uint8" else dtype))

@@ -239,7 +239,7 @@ def test_no_two_variables_get_one_file(tmp_path: Path, names: tuple[str, ...]) -
     for name in names:
         static.create_parameter([2], name=name)
         scope.write(name, np.ones(2, "f4"))
-    with pytest.raises(ProgramError, match="(?s)would have one file in .*filename= takes all of them into one"):
+    with pytest.raises(ProgramError, match=r"(?s)would have one file in .*filename= takes all of them into one"):
         static.io.save_vars(None, tmp_path, main)
     assert list(tmp_path.iterdir()) == []
     static.io.save_vars(None, tmp_path, main, filename="all")
@@ -248,7 +248,7 @@ def test_no_two_variables_get_one_file(tmp_path: Path, names: tuple[str, ...]) -
 
 def test_a_name_that_half_written_files_have_is_refused(tmp_path: Path) -> None:
     """The next save of the file beside it would remove it."""
-    with pytest.raises(ProgramError, match="w.partial_save: a half written file is called so"):
+    with pytest.raises(ProgramError, match=r"w.partial_save: a half written file is called so"):
         mg.save({"w": VALUES}, tmp_path / "w.partial_save")
     assert list(tmp_path.iterdir()) == []
 

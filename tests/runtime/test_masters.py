@@ -149,7 +149,7 @@ def test_look_ahead_moves_the_copy():
 
 def test_an_operator_that_writes_the_parameter_alone_is_refused():
     world = World(extra=lambda w: mg.assign(mg.clip(w, -0.5, 0.5), output=w))
-    with pytest.raises(ProgramError, match="(?s)writes w: bf16.*float32 copy w_fp32_master_0.*multi_precision=False"):
+    with pytest.raises(ProgramError, match=r"(?s)writes w: bf16.*float32 copy w_fp32_master_0.*multi_precision=False"):
         world.step()
 
 
