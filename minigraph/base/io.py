@@ -28,7 +28,7 @@ import numpy as np
 from minigraph.errors import AttrError, MinigraphError, ProgramError, call_site, require
 from minigraph.errors.kinds import MISSING, ORDER
 from minigraph.io import DataLoader as Loader
-from minigraph.io.feeder import Part, in_type_of
+from minigraph.io.feeder import SamplePart, in_type_of
 from minigraph.io.prefetch import prefetched
 from minigraph.program import Variable
 from minigraph.reader.decorator import batch
@@ -93,7 +93,7 @@ class GeneratorLoader:
                 hint="call set_sample_generator, set_sample_list_generator or set_batch_generator first",
             )  # fmt: skip
         # the thread must not keep the program, which keeps this loader, which keeps the thread
-        made = partial(_made, [Part.of(v) for v in self.feeds], self.return_list)
+        made = partial(_made, [SamplePart.of(v) for v in self.feeds], self.return_list)
         yield from prefetched(lambda: map(made, batches()), self.capacity)
 
     __call__ = __iter__
@@ -144,7 +144,7 @@ class PyReader(GeneratorLoader):
     """The oldest of these loaders: decorate_sample_generator and its like give it a generator."""
 
 
-def _made(feeds: Sequence[Part], return_list: bool, parts: Any) -> Any:
+def _made(feeds: Sequence[SamplePart], return_list: bool, parts: Any) -> Any:
     """A batch as a list of arrays, or a list of one feed."""
     given = _parts(parts)
     arrays = [_fitted(feeds[i], part) if i < len(feeds) else np.array(part) for i, part in enumerate(given)]
@@ -154,7 +154,7 @@ def _made(feeds: Sequence[Part], return_list: bool, parts: Any) -> Any:
     return [{v.name: array for v, array in zip(feeds, arrays, strict=True)}]
 
 
-def _fitted(v: Part, part: Any) -> np.ndarray:
+def _fitted(v: SamplePart, part: Any) -> np.ndarray:
     """A copy of a part, whose array the generator may fill anew, in its variable's type and rank.
 
     Samples of [1] may be numbers.

@@ -36,7 +36,7 @@ class DataFeeder:
         return {v.name: _column(v, column) for v, column in zip(self.variables, columns, strict=True)}
 
 
-class Part(NamedTuple):
+class SamplePart(NamedTuple):
     """What a part of a sample is for: a variable, as a thread may know it that must not keep the program."""
 
     name: str
@@ -44,14 +44,14 @@ class Part(NamedTuple):
     site: CallSite | None
 
     @classmethod
-    def of(cls, v: Variable) -> Part:
+    def of(cls, v: Variable) -> SamplePart:
         return cls(v.name, v.type, v.site)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
 
 
-def in_type_of(v: Variable | Part, samples: Any) -> np.ndarray:
+def in_type_of(v: Variable | SamplePart, samples: Any) -> np.ndarray:
     """The numbers of samples as a new array of their variable's type; what that cannot hold is refused."""
     try:
         array = np.asarray(samples)

@@ -20,8 +20,8 @@ from minigraph.opdef import get_op
 from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
-from .blocks.block_numbers import stand_ins, sub_programs
-from .changes import Ops, Vars
+from .blocks.block_numbers import sub_programs
+from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
@@ -106,21 +106,7 @@ class Block(PartOfProgram):
         if parent is not None and self.vars[old].persistable:
             raise NAME(f"cannot rename {old} in {self.program.name}, which reads it in the Scope by its name",
                        site=call_site(), hint="rename it in the program around the branch or loop")  # fmt: skip
-        self._rename(self.vars[old], new)
-
-    def _rename(self, v: Variable, new: str) -> None:
-        """Also in the blocks of branches and loops that read a persistable one in the Scope."""
-        self.vars.rename(v.name, new)
-        self.program.version += 1
-        if not v.persistable:
-            return
-        holders = [op for op in self.ops if op.opdef.blocks]
-        for inner in [own for op in holders for outer, own in stand_ins(op) if outer is v and own.persistable]:
-            other = inner.block.vars.get(new)
-            if other is not None and other is not inner:
-                inner.block._rename(other, unique_name.generate(new))
-            if other is not inner:  # of a block that a loop and its gradient hold
-                inner.block._rename(inner, new)
+        rename_variable(self.vars[old], new)
 
     @contextmanager
     def whole(self) -> Iterator[None]:

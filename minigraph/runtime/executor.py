@@ -135,13 +135,7 @@ class Executor(NotPickled):
             else:
                 self._plans.move_to_end(ready.key)
             assert latest is not None
-            for variable, scheduler in latest.program.lr_schedulers:
-                if scope.has(variable.name):
-                    scope.fill(variable.name, scheduler())
-            if ready.alone:
-                scope.disagree()
-            if latest.masters and not present().rank:  # what rank 0 has comes to the others
-                follow(scope, latest.own, latest.masters)
+            _bring_up(scope, latest, ready.alone)
             fetched = ready.plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
@@ -254,6 +248,17 @@ class Executor(NotPickled):
             self._plans.clear()
             self._gone.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0
+
+
+def _bring_up(scope: Scope, latest: Latest, alone: bool) -> None:
+    """What changes in a Scope before a run; alone: the run changes values without other ranks."""
+    for variable, scheduler in latest.program.lr_schedulers:
+        if scope.has(variable.name):
+            scope.fill(variable.name, scheduler())
+    if alone:
+        scope.disagree()
+    if latest.masters and not present().rank:  # what rank 0 has comes to the others
+        follow(scope, latest.own, latest.masters)
 
 
 def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:

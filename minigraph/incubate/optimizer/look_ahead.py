@@ -58,7 +58,7 @@ class LookAhead(Wrapping):
         first, meets = g.equal(ran, one), g.equal(g.elementwise_mod(ran, k), none)
         masters = masters_of(g.block.ops)
         for p in params:
-            fast = masters[p] if p in masters else p  # the next update goes on from a float32 copy
+            fast: Any = masters.get(p, p)  # the next update goes on from a float32 copy
             kept = persistable(g.block, startup, f"{p.name}_{self.name}slow", 0.0, fast.type)[0]
             slow = g.where(first, fast, kept)
             moved = g.elementwise_add(g.scale(fast, scale=self.alpha), g.scale(slow, scale=1 - self.alpha))
