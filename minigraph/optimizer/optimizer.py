@@ -34,6 +34,7 @@ from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
 from .settings import (
     LOW_PRECISION,
+    FixedOnceUsed,
     as_list,
     check_number,
     check_of,
@@ -50,7 +51,7 @@ OWN_RULES = "docs/foreach.md has a rule of one's own"
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
 
-class Optimizer:
+class Optimizer(FixedOnceUsed):
     """Base of the update rules.
 
     learning_rate    a number, an LRScheduler, whose value the Executor writes before each run, or a float Variable [1]
@@ -245,7 +246,7 @@ class Optimizer:
             isinstance(self.learning_rate, float), "the learning rate follows an LRScheduler or a Variable",
             ProgramError, "call the scheduler's step(), or make the optimizer with a number",
         )  # fmt: skip
-        self.learning_rate = check_number("learning_rate", value)
+        self.__dict__["learning_rate"] = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, raise_unknown, require
-from minigraph.errors.kinds import CONFLICT, MISSING, UNKNOWN_ATTR
+from minigraph.errors.kinds import CONFLICT, MISSING, ORDER, UNKNOWN_ATTR
 from minigraph.program import Variable
 from minigraph.regularizer import L2Decay, WeightDecayRegularizer
 from minigraph.types import bfloat16, float16
 
 Check = Callable[[str, Any], Any]
+BUILT_IN = frozenset({"learning_rate", "regularization", "grad_clip", "multi_precision"})
 
 
 def check_of(optimizer: Any, key: str) -> Check:
@@ -34,6 +35,22 @@ def clip_rule(value: Any) -> Any:
     """`value`, which must be a ClipGradBy... object or None."""
     require(value is None or callable(value), f"grad_clip must be a ClipGradBy... object, is {value!r}", AttrError)
     return value
+
+
+class FixedOnceUsed:
+    """Base of an optimizer: what its updates were made with cannot be set after that, which would change nothing."""
+
+    hyper: ClassVar[Mapping[str, Check]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.hyper or name in BUILT_IN:
+            used = self.__dict__.get("_rates")
+            require(
+                not used, f"{name} is set after minimize, it would have no effect", ORDER,
+                "set_lr(value) sets a learning rate; make another optimizer for another program",
+            )  # fmt: skip
+            value = self.hyper[name](name, value) if name in self.hyper else value
+        object.__setattr__(self, name, value)
 
 
 LOW_PRECISION = (float16, bfloat16)
