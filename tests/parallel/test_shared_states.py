@@ -62,6 +62,22 @@ def test_ranks_with_pieces_take_the_flags_of_a_run(flag, rewritten):
     same(case.trained(2, feeds=good[1:], **flags), wanted)
 
 
+def test_a_state_that_other_operators_use_stays_whole():
+    """A raw KeyError before: the state lay in pieces, and the other operator read it whole."""
+    found, wanted, means = Case(optimizer=RULES["adamw"]), Case(optimizer=RULES["adamw"]), []
+    for case in (found, wanted):
+        state = next(v for name, v in case.main.vars.items() if "moment1" in name)
+        with static.program_guard(case.main, static.Program()):
+            means.append(mg.mean(state))
+    program = sharing(found, 2)
+    assert f"other operators use {state.name} as well" in str(program.explain())
+    for feed in FEEDS[:3]:
+        pair = found.exe.run(program, feed, [means[0]], scope=found.scope, return_merged=False)[0]
+        (mean,) = wanted.exe.run(wanted.main, feed, [means[1]], scope=wanted.scope)
+        np.testing.assert_allclose(pair, [mean, mean], rtol=1e-12)
+    same(found.main.state_dict(scope=found.scope), wanted.main.state_dict(scope=wanted.scope))
+
+
 def sharing(case, ranks, **flags):
     strategy = static.BuildStrategy(**REDUCE, **flags)
     return static.CompiledProgram(case.main).with_data_parallel(
