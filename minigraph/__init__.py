@@ -49,6 +49,7 @@ from .device import (
     set_device,
 )
 from .errors import MinigraphError
+from .errors.flags import check_flags
 from .errors.tracebacks import install as _show_tracebacks_short
 from .program import Variable
 from .program.default_dtype import get_default_dtype, set_default_dtype
@@ -89,6 +90,14 @@ __all__ += tensor.__all__
 if traceback_length() == "short":
     _show_tracebacks_short()
 
+check_flags(
+    [
+        sys.modules[__name__], base, base.io, distributed, incubate, incubate.optimizer, io, linalg, metric, nn,
+        nn.functional, nn.initializer, onnx, optimizer, optimizer.lr, profiler, reader, regularizer, static,
+        static.amp, static.nn, tensor, Variable,
+    ],
+    but=[static.Executor.run],
+)  # fmt: skip
 paddle_names.explain_missing(
     {
         "": sys.modules[__name__], "base": base, "base.framework": framework, "device": device,

@@ -79,6 +79,16 @@ def as_numpy(value: Any) -> np.ndarray:
     return (wide.view(np.uint32) >> 16).astype(np.uint16).view(bfloat16)
 
 
+def in_type(array: np.ndarray, dtype: DType) -> np.ndarray | None:
+    """The numbers of an array in another type; None where that cannot hold them. Floats round, integers do not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        typed = array.astype(dtype)
+    if array.dtype == dtype:
+        return typed
+    fits = np.isfinite(typed) == np.isfinite(array) if dtype in FLOATS else typed == array
+    return typed if fits.all() else None
+
+
 def in_one_piece(array: np.ndarray) -> np.ndarray:
     """The array as its bytes are written elsewhere: in C order, aligned, in native byte order and writeable.
 

@@ -20,6 +20,7 @@ One with iterable=False stands inside the program, whose runs take its batches:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy as np
 from minigraph.errors import AttrError, MinigraphError, ProgramError, call_site, require
 from minigraph.errors.kinds import MISSING, ORDER
 from minigraph.io import DataLoader as Loader
+from minigraph.io.feeder import SamplePart, in_type_of
 from minigraph.io.prefetch import prefetched
 from minigraph.program import Variable
 from minigraph.reader.decorator import batch
@@ -90,7 +92,9 @@ class GeneratorLoader:
                 "the loader has no generator yet", call="DataLoader", site=call_site(),
                 hint="call set_sample_generator, set_sample_list_generator or set_batch_generator first",
             )  # fmt: skip
-        yield from prefetched(lambda: map(self._made, batches()), self.capacity)
+        # the thread must not keep the program, which keeps this loader, which keeps the thread
+        made = partial(_made, [SamplePart.of(v) for v in self.feeds], self.return_list)
+        yield from prefetched(lambda: map(made, batches()), self.capacity)
 
     __call__ = __iter__
 
@@ -123,22 +127,6 @@ class GeneratorLoader:
         require(not self.iterable, f"{call} is for loaders inside a program, iterable=False", ProgramError,
                 "for feed in loader(): exe.run(feed=feed, fetch_list=[...])")  # fmt: skip
 
-    def _made(self, parts: Any) -> Any:
-        arrays = [self._fitted(i, np.asarray(part)) for i, part in enumerate(_parts(parts))]
-        if self.return_list:
-            return arrays
-        require(len(arrays) == len(self.feeds), f"a batch has {len(arrays)} parts, feed_list {len(self.feeds)}",
-                AttrError)  # fmt: skip
-        return [{v.name: array for v, array in zip(self.feeds, arrays, strict=True)}]
-
-    def _fitted(self, place: int, array: np.ndarray) -> np.ndarray:
-        """A part in its variable's type and rank: samples of [1] may be numbers."""
-        if place >= len(self.feeds):
-            return array
-        v = self.feeds[place]
-        array = array.astype(v.dtype, copy=False)
-        return array[..., None] if array.ndim == v.ndim - 1 and v.shape[-1] == 1 else array
-
 
 class LoaderOfScripts(Loader):
     """io.DataLoader, and the loaders that get their generator later."""
@@ -154,6 +142,25 @@ DataLoader = LoaderOfScripts  # as Paddle calls it
 
 class PyReader(GeneratorLoader):
     """The oldest of these loaders: decorate_sample_generator and its like give it a generator."""
+
+
+def _made(feeds: Sequence[SamplePart], return_list: bool, parts: Any) -> Any:
+    """A batch as a list of arrays, or a list of one feed."""
+    given = _parts(parts)
+    arrays = [_fitted(feeds[i], part) if i < len(feeds) else np.array(part) for i, part in enumerate(given)]
+    if return_list:
+        return arrays
+    require(len(arrays) == len(feeds), f"a batch has {len(arrays)} parts, feed_list {len(feeds)}", AttrError)
+    return [{v.name: array for v, array in zip(feeds, arrays, strict=True)}]
+
+
+def _fitted(v: SamplePart, part: Any) -> np.ndarray:
+    """A copy of a part, whose array the generator may fill anew, in its variable's type and rank.
+
+    Samples of [1] may be numbers.
+    """
+    array = in_type_of(v, part)
+    return array[..., None] if array.ndim == v.type.ndim - 1 and v.type.shape[-1] == 1 else array
 
 
 def _parts(sample: Any) -> Sequence[Any]:

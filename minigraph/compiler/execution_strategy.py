@@ -5,7 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from minigraph.errors import AttrError, nearest, require
+from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import UNKNOWN_ATTR
 
 
@@ -54,9 +57,11 @@ class ExecutionStrategy:
     def __setattr__(self, name: str, value: Any) -> None:
         known = self.__dict__
         require(name in known, f"ExecutionStrategy has no field {name!r}", UNKNOWN_ATTR, nearest(name, known))
-        kind = type(known[name])
-        fits = isinstance(value, int) and (value in (0, 1) if kind is bool else value >= 0 and value is not True)
-        require(fits, f"{name} must be a {kind.__name__}, is {value!r}", AttrError)
+        if isinstance(known[name], bool):
+            known[name] = as_flag(name, value, or_number=True)
+            return
+        fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0
+        require(fits, f"{name} must be an int >= 0, is {value!r}", AttrError)
         once = name != "num_iteration_per_run" or value == 1
         require(once, f"num_iteration_per_run is {value}, a run runs the program once", AttrError, "call run again")
-        known[name] = kind(value)
+        known[name] = int(value)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from minigraph.errors import AttrError, MinigraphError, nearest
+from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import UNKNOWN_ATTR
 from minigraph.paddle_names import is_listed, refusal
 
@@ -30,8 +31,8 @@ def checked(name: str, value: Any, default: Any) -> Any:
         return value
     if value is None and wanted is bool:  # Paddle's memory_optimize = None
         value = default
-    if wanted is bool and isinstance(value, int) and value in (0, 1):
-        value = bool(value)
+    if wanted is bool:
+        return as_flag(name, value, or_number=True)
     if wanted is float and type(value) is int:
         value = float(value)
     least = {int: 1, float: 1e-300}.get(wanted)

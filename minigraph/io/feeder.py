@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import FeedError, require
-from minigraph.errors.kinds import FEED_SHAPE
+from minigraph.errors import CallSite, FeedError, require
+from minigraph.errors.kinds import FEED_SHAPE, FEED_TYPE
 from minigraph.program import Program, Variable, default_main_program
+from minigraph.types import FLOATS, NO_ARRAY, TensorType, in_type, why_no_array
 
 
 class DataFeeder:
@@ -35,8 +36,36 @@ class DataFeeder:
         return {v.name: _column(v, column) for v, column in zip(self.variables, columns, strict=True)}
 
 
+class SamplePart(NamedTuple):
+    """What a part of a sample is for: a variable, as a thread may know it that must not keep the program."""
+
+    name: str
+    type: TensorType
+    site: CallSite | None
+
+    @classmethod
+    def of(cls, v: Variable) -> SamplePart:
+        return cls(v.name, v.type, v.site)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+def in_type_of(v: Variable | SamplePart, samples: Any) -> np.ndarray:
+    """The numbers of samples as a new array of their variable's type; what that cannot hold is refused."""
+    try:
+        array = np.asarray(samples)
+    except NO_ARRAY as problem:
+        raise FeedError(f"samples of {v} are {why_no_array(samples, problem)}", site=v.site) from None
+    dtype = v.type.dtype
+    typed = in_type(array, dtype) if array.dtype.kind in "biuf" or array.dtype in FLOATS else None
+    if typed is None:
+        raise FEED_TYPE(f"samples of {v} have values that {dtype} cannot hold", site=v.site)
+    return typed
+
+
 def _column(v: Variable, column: list[Any]) -> np.ndarray:
-    array = np.array(column, dtype=v.dtype)
+    array = in_type_of(v, column)
     inner = v.shape[1:]
     if array.shape[1:] != inner and -1 not in inner:
         fits = array.size == len(column) * int(np.prod(inner))

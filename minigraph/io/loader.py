@@ -15,7 +15,7 @@ from minigraph.program import Variable
 
 from .dataset import IterableDataset
 from .distributed_sampler import DistributedBatchSampler
-from .prefetch import mapped, prefetched
+from .prefetch import copied, mapped, prefetched
 from .sampler import BatchSampler, EpochSampler, RandomSampler, SequenceSampler
 
 _here = threading.local()
@@ -185,8 +185,8 @@ class DataLoader:
     def _batch(self, numbers: Any) -> Any:
         """The batch of these sample numbers, or the sample of one."""
         if self.batch_sampler is None:
-            return self._named((self.collate_fn or _as_arrays)(self.dataset[numbers]))
-        return self._named((self.collate_fn or default_collate)([self.dataset[i] for i in numbers]))
+            return self._put_together(self.dataset[numbers], _as_arrays)
+        return self._put_together([self.dataset[i] for i in numbers], default_collate)
 
     def _batches(self, skipped: int) -> Iterator[Any]:
         if not self.iterable:
@@ -194,11 +194,15 @@ class DataLoader:
             return
         samples = itertools.islice(self.dataset, skipped * (self.batch_size or 1), None)
         if self.batch_size is None:
-            yield from (self._named((self.collate_fn or _as_arrays)(s)) for s in samples)
+            yield from (self._put_together(s, _as_arrays) for s in samples)
             return
         while chosen := list(itertools.islice(samples, self.batch_size)):
             if len(chosen) == self.batch_size or not self.drop_last:
-                yield self._named((self.collate_fn or default_collate)(chosen))
+                yield self._put_together(chosen, default_collate)
+
+    def _put_together(self, samples: Any, collate: Callable[[Any], Any]) -> Any:
+        """What a run is given for samples; `collate`, where the user has none, copies them."""
+        return self._named(collate(samples) if self.collate_fn is None else copied(self.collate_fn(samples)))
 
     def _named(self, batch: Any) -> Any:
         """A batch as `return_list` wants it: a list, or a list of one feed as Paddle gives it."""
@@ -211,4 +215,4 @@ class DataLoader:
 
 
 def _as_arrays(sample: Any) -> Any:
-    return [np.asarray(part) for part in sample] if isinstance(sample, (list, tuple)) else np.asarray(sample)
+    return [np.array(part) for part in sample] if isinstance(sample, (list, tuple)) else np.array(sample)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from minigraph.errors import ProgramError
 from minigraph.kernels.workers import Task, Workers
 
@@ -25,6 +27,15 @@ def check_process(own: int) -> None:
     if os.getpid() != own:
         raise ProgramError(f"the threads of this iterator are in process {own}, from which this one was forked",
                            hint="begin another one here: iter(loader)")  # fmt: skip
+
+
+def copied(batch: Any) -> Any:
+    """A batch with arrays of its own: who made it may fill the same ones anew while it waits."""
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if type(batch) is dict:
+        return {key: copied(part) for key, part in batch.items()}
+    return type(batch)(map(copied, batch)) if type(batch) in (list, tuple) else batch
 
 
 def mapped(

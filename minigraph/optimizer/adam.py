@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from minigraph.errors import require
+from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import NOT_OFFERED
 from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
@@ -13,7 +14,7 @@ from minigraph.types import float32, float64
 
 from .lazy_rows import named_rows
 from .optimizer import Optimizer, new_states
-from .settings import below_one, check_number, flag, function, positive
+from .settings import below_one, check_number, function, positive
 from .variable_betas import append_step, or_variable
 
 BETAS = {"beta1": below_one, "beta2": below_one, "epsilon": positive}
@@ -35,7 +36,7 @@ class Adam(Optimizer):
 
     op_type = "adam"
     powers = POWERS
-    hyper: ClassVar = {**MAY_BE_VARIABLES, "amsgrad": flag}
+    hyper: ClassVar = {**MAY_BE_VARIABLES, "amsgrad": as_flag}
     states: ClassVar = {**MOMENTS, "Moment2Max": "moment2_max"}
 
     def __init__(
@@ -50,7 +51,7 @@ class Adam(Optimizer):
         )  # fmt: skip
         numbers = [beta1, beta2, epsilon, *(n for group in self._groups.values() for n in group.values())]
         self._varies = any(isinstance(n, Variable) for n in numbers)
-        self._lazy_mode = flag("lazy_mode", lazy_mode)
+        self._lazy_mode = as_flag("lazy_mode", lazy_mode)
 
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         rows = named_rows(g, param) if self._lazy_mode else None
@@ -129,7 +130,7 @@ class Lamb(Optimizer):
     op_type = "lamb"
     states = MOMENTS
     powers = POWERS
-    hyper: ClassVar = {**BETAS, "lamb_weight_decay": check_number, "always_adapt": flag}
+    hyper: ClassVar = {**BETAS, "lamb_weight_decay": check_number, "always_adapt": as_flag}
     renamed: ClassVar = {"weight_decay": "lamb_weight_decay"}
 
     def __init__(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from minigraph.errors.flags import as_flag
 from minigraph.program import Parameter
 
 from .optimizer import Optimizer
-from .settings import below_one, check_number, flag, positive
+from .settings import below_one, check_number, positive
 
 
 class Adagrad(Optimizer):
@@ -51,7 +52,7 @@ class RMSProp(Optimizer):
 
     op_type = "rmsprop"
     states: ClassVar = {"MeanSquare": "mean_square", "Moment": "momentum", "MeanGrad": "mean_grad"}
-    hyper: ClassVar = {"rho": below_one, "epsilon": positive, "momentum": below_one, "centered": flag}
+    hyper: ClassVar = {"rho": below_one, "epsilon": positive, "momentum": below_one, "centered": as_flag}
     renamed: ClassVar = {"decay": "rho"}
 
     def __init__(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from minigraph.errors.flags import as_flag
 from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
 
 from .optimizer import Optimizer
-from .settings import below_one, check_number, flag
+from .settings import below_one, check_number
 
 
 class Momentum(Optimizer):
@@ -20,7 +21,7 @@ class Momentum(Optimizer):
 
     op_type = "momentum"
     states: ClassVar = {"Velocity": "velocity"}
-    hyper: ClassVar = {"momentum": below_one, "rescale_grad": check_number, "use_nesterov": flag}
+    hyper: ClassVar = {"momentum": below_one, "rescale_grad": check_number, "use_nesterov": as_flag}
     renamed: ClassVar = {"mu": "momentum"}
 
     def __init__(

@@ -28,12 +28,13 @@ from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
 from minigraph.program.scope import Scope, global_scope
-from minigraph.types import FLOATS, TensorType, bfloat16, float16, float32, float64, tensor_type
+from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
 from .settings import (
     LOW_PRECISION,
+    FixedOnceUsed,
     as_list,
     check_number,
     check_of,
@@ -42,7 +43,7 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import Rate, Shared, master_weight, persistable, rate_of
+from .states import Rate, Shared, master_weight, persistable, rate_of, state_type
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
@@ -50,7 +51,7 @@ OWN_RULES = "docs/foreach.md has a rule of one's own"
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
 
-class Optimizer:
+class Optimizer(FixedOnceUsed):
     """Base of the update rules.
 
     learning_rate    a number, an LRScheduler, whose value the Executor writes before each run, or a float Variable [1]
@@ -223,8 +224,7 @@ class Optimizer:
 
     def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
-        if type is None:
-            type = param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type
+        type = state_type(param) if type is None else type
         middle = f"{self.name}_{what}" if self.name else what
         shared = self._shared
         return persistable(param.block, shared.startup, f"{param.name}_{middle}", value, type, shared.fills)[0]
@@ -246,7 +246,7 @@ class Optimizer:
             isinstance(self.learning_rate, float), "the learning rate follows an LRScheduler or a Variable",
             ProgramError, "call the scheduler's step(), or make the optimizer with a number",
         )  # fmt: skip
-        self.learning_rate = check_number("learning_rate", value)
+        self.__dict__["learning_rate"] = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, raise_unknown, require
-from minigraph.errors.kinds import CONFLICT, MISSING, UNKNOWN_ATTR
+from minigraph.errors.kinds import CONFLICT, MISSING, ORDER, UNKNOWN_ATTR
 from minigraph.program import Variable
 from minigraph.regularizer import L2Decay, WeightDecayRegularizer
 from minigraph.types import bfloat16, float16
 
 Check = Callable[[str, Any], Any]
+BUILT_IN = frozenset({"learning_rate", "regularization", "grad_clip", "multi_precision"})
 
 
 def check_of(optimizer: Any, key: str) -> Check:
@@ -36,6 +37,22 @@ def clip_rule(value: Any) -> Any:
     return value
 
 
+class FixedOnceUsed:
+    """Base of an optimizer: what its updates were made with cannot be set after that, which would change nothing."""
+
+    hyper: ClassVar[Mapping[str, Check]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.hyper or name in BUILT_IN:
+            used = self.__dict__.get("_rates")
+            require(
+                not used, f"{name} is set after minimize, it would have no effect", ORDER,
+                "set_lr(value) sets a learning rate; make another optimizer for another program",
+            )  # fmt: skip
+            value = self.hyper[name](name, value) if name in self.hyper else value
+        object.__setattr__(self, name, value)
+
+
 LOW_PRECISION = (float16, bfloat16)
 def below_one(name: str, value: Any) -> float:
     """`value` as a float in [0, 1)."""
@@ -47,12 +64,6 @@ def positive(name: str, value: Any) -> float:
     number = check_number(name, value)
     require(number > 0, f"{name} must be > 0, is {value!r}", AttrError)
     return number
-
-
-def flag(name: str, value: Any) -> bool:
-    """`value`, which must be a bool."""
-    require(isinstance(value, bool), f"{name} must be a bool, is {value!r}", AttrError)
-    return value
 
 
 def function(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from minigraph.program import Block, Operator, Parameter, Variable, unique_name
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.program.variable import WIDE_SUFFIX
-from minigraph.types import TensorType, float32, float64, tensor_type
+from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
 
 from .lr import LRScheduler
 from .settings import check_number
@@ -49,6 +49,11 @@ def persistable(
     Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
     fills[what] = startup.ops[-1]
     return own, startup.ops[-1]
+
+
+def state_type(param: Parameter) -> TensorType:
+    """The type of what is summed up over many runs: that of the parameter, float32 for one of 16 bits."""
+    return param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type
 
 
 def master_weight(param: Parameter, startup: Block) -> Variable:

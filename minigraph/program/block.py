@@ -21,7 +21,7 @@ from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
 from .blocks.block_numbers import sub_programs
-from .changes import Ops, Vars
+from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
@@ -102,8 +102,11 @@ class Block(PartOfProgram):
             return
         if new in self.vars:
             raise NAME(f"cannot rename {old}: variable {new} exists already", site=call_site())
-        self.vars.rename(old, new)
-        self.program.version += 1
+        parent = self.program.parent
+        if parent is not None and self.vars[old].persistable:
+            raise NAME(f"cannot rename {old} in {self.program.name}, which reads it in the Scope by its name",
+                       site=call_site(), hint="rename it in the program around the branch or loop")  # fmt: skip
+        rename_variable(self.vars[old], new)
 
     @contextmanager
     def whole(self) -> Iterator[None]:

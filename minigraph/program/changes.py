@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from minigraph.errors import MinigraphError, ProgramError, require, shortened
 from minigraph.errors.kinds import UNKNOWN_NAME
 
+from . import unique_name
+from .blocks.block_numbers import stand_ins
 from .variable import Variable
 
 if TYPE_CHECKING:
@@ -97,8 +99,9 @@ class Vars(dict[str, Any]):
 
     def rename(self, old: str, new: str) -> None:
         """Give a variable another name; one that a block takes keeps its place, which is that of its value."""
-        variable = self[old]
+        variable, program = self[old], self.block.program
         variable.__dict__["_name"] = new
+        program.fetched = tuple(new if name == old else name for name in program.fetched)
         if variable.is_data or variable.persistable:
             after = {new if name == old else name: v for name, v in self.items()}
             dict.clear(self)
@@ -172,6 +175,22 @@ def rename(op: Operator, what: str, old: str, new: str) -> None:
         raise error.at(op.call(), None) from None
     object.__setattr__(op, what, FixedSlots((slot, SlotVars(vs)) for slot, vs in changed.items()))
     op.block.program.version += 1
+
+
+def rename_variable(v: Variable, new: str) -> None:
+    """Give a variable another name, also in blocks of branches and loops that read a persistable one in the Scope."""
+    v.block.vars.rename(v.name, new)
+    v.program.version += 1
+    if not v.persistable:
+        return
+    holders = [op for op in v.block.ops if op.opdef.blocks]
+    for inner in [own for op in holders for outer, own in stand_ins(op) if outer is v and own.persistable]:
+        other = inner.block.vars.get(new)
+        if other is inner:  # of a block that a loop and its gradient hold
+            continue
+        if other is not None:
+            rename_variable(other, unique_name.generate(new))
+        rename_variable(inner, new)
 
 
 def put_in_place(op: Operator, old: Variable, new: Variable) -> None:

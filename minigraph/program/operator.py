@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minigraph.errors import CallSite, ProgramError, raise_unknown, require
@@ -184,3 +184,9 @@ def describe_call(op_type: str, inputs: Mapping[str, Sequence[Any]]) -> str:
         shown = [str(v) for v in variables[:4]] + (["..."] if len(variables) > 4 else [])
         slots.append(f"{slot}={shown[0]}" if len(shown) == 1 else f"{slot}=[{', '.join(shown)}]")
     return f"{op_type}({', '.join(slots)})"
+
+
+def masters_of(ops: Iterable[Operator]) -> dict[Variable, Variable]:
+    """{16-bit parameter: its float32 copy, from which updates go on} of the updates among these operators."""
+    updates = [op for op in ops if "MasterParam" in op.inputs]
+    return {p: copy for op in updates for p, copy in zip(op.inputs["Param"], op.inputs["MasterParam"], strict=True)}

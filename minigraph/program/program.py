@@ -238,6 +238,7 @@ class Program(NotPickled):
         with scope.lock, scope.turn.begin(), scope.replacing(checked, "a set_state_dict"):
             for name, array in checked.items():
                 scope.take(name, array)
+            scope.were_set(checked)
 
     def __str__(self) -> str:
         return self.to_string()

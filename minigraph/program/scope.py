@@ -19,10 +19,11 @@ from minigraph.errors.kinds import (
     UNKNOWN_NAME,
     no_memory,
 )
-from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, why_no_array
+from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, in_type, why_no_array
 
 from .context import Guards, Turn, held_elsewhere, renewed_in_child
 from .copies import NotPickled
+from .torn import Torn
 
 FAULTS_KEPT = 16
 
@@ -55,12 +56,12 @@ class ScopeTensor(NotPickled):
         require(
             new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
         )
-        with np.errstate(over="ignore"):
-            fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
-            typed = new.astype(old.dtype) if fits else new
-        fits = fits and (new.dtype == old.dtype or (np.isfinite(typed) == np.isfinite(new)).all())
-        require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", MIXED_TYPES)
-        self._scope.take(self._name, typed)  # astype has made a new array
+        fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
+        typed = in_type(new, old.dtype) if fits else None
+        if typed is None:
+            raise MIXED_TYPES(f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}")
+        self._scope.take(self._name, typed)  # a new array
+        self._scope.were_set([self._name])
 
     def shape(self) -> list[int]:
         return list(self._scope.arrays[self._name].shape) if self._scope.has(self._name) else []
@@ -129,7 +130,7 @@ class Steps(weakref.WeakKeyDictionary[Any, int]):
         return self.get(origin, 0)
 
 
-class Scope(NotPickled):
+class Scope(Torn, NotPickled):
     """Name -> array of persistable variables, on the host or the GPU that used it last.
 
     steps    per program, how often it ran: the counter of its random numbers. A run that raised an error does not
@@ -140,7 +141,8 @@ class Scope(NotPickled):
              they had then, and (version, number of ranks, what they ran): runtime/parallel/agreement.py
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
-    torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
+    set_at   name -> number of the call that set it from outside of a run, `sets` of them so far
+    followed program.origin -> `sets` when its float32 copies of parameters followed them last
     lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
     turn     taken with the lock by a run, and by who reads or sets values that belong together
     """
@@ -148,6 +150,7 @@ class Scope(NotPickled):
     _instead = "program.state_dict(scope=scope) copies the values; static.save(program, path) writes them"
 
     def __init__(self) -> None:
+        super().__init__()
         self.arrays: dict[str, Any] = Arrays()
         self.steps = Steps()
         self.filled: dict[str, tuple[Any, float]] = {}
@@ -156,8 +159,10 @@ class Scope(NotPickled):
         self.agreed_at = (-1, 0, "")
         self.waiting: dict[str, float] = {}
         self.faults: set[Any] = set()
-        self.torn: dict[str, str] = {}
         self.taken = 0  # changes of `arrays` by `take`
+        self.set_at: dict[str, int] = {}
+        self.sets = 0
+        self.followed = Steps()
         self.separated = 0  # how many others there were when `separate` looked last
         self.lock, self.turn = threading.RLock(), Turn("Scope")
         renewed_in_child(self, _in_child)
@@ -185,25 +190,6 @@ class Scope(NotPickled):
                 first, *others = self.faults
                 self.faults = set(others)  # another set: plans that run from now on are watched anew
             first.check()
-
-    def tear(self, names: Iterable[str], reason: str) -> None:
-        """Refuse to read these from now on, until they are written."""
-        self.torn |= dict.fromkeys(names, reason)
-
-    def check_whole(self, name: str) -> None:
-        """Refuse a value that `tear` has marked."""
-        if name in self.torn:
-            raise ProgramError(
-                f"{name} may be half a step ahead of others: {self.torn[name]}",
-                hint="load a checkpoint, run the startup program again or set the values; scope.accept_torn() takes"
-                " them as they are",
-            )  # fmt: skip
-
-    def accept_torn(self) -> list[str]:
-        """Take all values as they are after a run that ended between its updates; returns the names concerned."""
-        names = list(self.torn)
-        self.torn.clear()
-        return names
 
     def has(self, name: str) -> bool:
         return name in self.arrays
@@ -242,6 +228,7 @@ class Scope(NotPickled):
         """Set a value to that of an array, of the host or of a GPU; the Scope keeps a copy of its own."""
         on_gpu = hasattr(array, "__cuda_array_interface__") and hasattr(array, "copy")
         self.take(name, array.copy() if on_gpu else _copied(name, array))
+        self.were_set([name])
 
     def take(self, name: str, array: Any) -> None:
         """Set a value; `array` belongs to nobody else, and is the Scope's from now on.
@@ -255,6 +242,12 @@ class Scope(NotPickled):
             self.taken += 1
             self.waiting.pop(name, None)
             self.torn.pop(name, None)  # last: an interrupt before leaves the mark
+
+    def were_set(self, names: Iterable[str]) -> None:
+        """One call gave these values, from outside of a run."""
+        with self.lock:
+            self.sets += 1
+            self.set_at.update(dict.fromkeys(names, self.sets))
 
     @contextmanager
     def replacing(self, names: Iterable[str], by: str) -> Iterator[None]:
@@ -282,7 +275,7 @@ class Scope(NotPickled):
         torn = dict(self.torn)
         for name, array in list(self.arrays.items()):
             if not _is_of_gpu(array) and not _is_kept(array):
-                self.write(name, array)
+                self.take(name, _copied(name, array))
         reach = 0
         for start, end, name in sorted((*_span(a), name) for name, a in self.arrays.items()):
             if start < min(reach, end):

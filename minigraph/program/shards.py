@@ -8,7 +8,8 @@ taken of it. Source: Rajbhandari and others, ZeRO, arXiv:1910.02054.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from minigraph.errors import ProgramError, require
@@ -36,17 +37,15 @@ class Shard(Variable):
 def share_updates(program: Program, ranks: int, fetches: Collection[str]) -> list[str]:
     """Let ranks share the updates of a program whose gradients are reduced; what stays whole, with the reason."""
     old, remarks = list(program.ops), list[str]()
-    read: dict[str, int] = {}
-    for op in old:
-        for name in {*op.input_arg_names}:
-            read[name] = read.get(name, 0) + 1
+    read = Counter(name for op in old for name in {*op.input_arg_names})
+    used = Counter(name for op in old for name in {*op.input_arg_names, *op.output_arg_names})
     reductions = {op.output_arg_names[0]: op for op in old if is_reduction(op)}
     placed: dict[int, list[Operator]] = {}  # what comes in the place of an operator
     gathered: dict[str, Operator] = {}  # by parameter
     for op in old:
         if "optimizer" not in op.opdef.traits or op.role != "optimize":
             continue
-        why = _stays_whole(op)
+        why = _stays_whole(op, used)
         if why is not None:
             remarks.append(f"{op.type} of {op.inputs['Param'][0].name} stays whole: {why}")
             continue
@@ -91,10 +90,14 @@ def _in_order(
                 waiting = {}
 
 
-def _stays_whole(op: Operator) -> str | None:
+def _stays_whole(op: Operator, used: Mapping[str, int]) -> str | None:
+    """The reason; used: how many operators read or write a variable."""
     (param,) = op.inputs["Param"]
     if "layerwise" in op.opdef.traits:
         return "its step depends on norms of the whole parameter"
+    others = [state.name for state in _states(op) if used[state.name] > 1]
+    if others:
+        return f"other operators use {others[0]} as well"
     return "it has no elements" if param.type.size == 0 else None
 
 

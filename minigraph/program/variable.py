@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minigraph.errors import CallSite, MinigraphError, ProgramError, call_site, require
+from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import RUN_TIME, WRONG_OBJECT
 from minigraph.types import TensorType
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .program import Block, Program
 
 GRAD_SUFFIX = "@GRAD"
+FLAGS = frozenset({"stop_gradient", "is_data", "need_clip"})
 WIDE_SUFFIX = ".float32"  # of a first value that a startup program rounds to 16 bits
 
 
@@ -65,6 +67,8 @@ class Variable(PartOfProgram, Arithmetic):
         if name == "type":
             fits = isinstance(value, TensorType)
             require(fits, f"type of {self._name} must be a TensorType, is {value!r}", WRONG_OBJECT)
+        if name in FLAGS:
+            value = as_flag(name, value)
         if name in ("type", "is_data") and value != getattr(self, name):
             self.program.version += 1
         object.__setattr__(self, name, value)
@@ -83,6 +87,7 @@ class Variable(PartOfProgram, Arithmetic):
 
     @persistable.setter
     def persistable(self, persistable: bool) -> None:
+        persistable = as_flag("persistable", persistable)
         self.program.version += persistable != self._persistable
         self._persistable = persistable
 
@@ -240,7 +245,7 @@ class Parameter(Variable):
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self.stop_gradient = not value
+        self.stop_gradient = not as_flag("trainable", value)
 
 
 def copy_var(v: Variable, block: Block) -> Variable:

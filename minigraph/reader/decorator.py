@@ -14,7 +14,7 @@ from typing import Any
 
 from minigraph.errors import AttrError, MinigraphError, require
 from minigraph.errors.kinds import READERS
-from minigraph.io.prefetch import mapped, prefetched
+from minigraph.io.prefetch import copied, mapped, prefetched
 
 Reader = Callable[[], Iterable[Any]]
 
@@ -88,7 +88,7 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
 def buffered(reader: Reader, size: int) -> Reader:
     """A reader whose samples a thread reads ahead, `size` of them."""
     ahead = _size("size", size)
-    return lambda: prefetched(reader, ahead)
+    return lambda: prefetched(lambda: map(copied, reader()), ahead)
 
 
 def firstn(reader: Reader, n: int) -> Reader:
@@ -104,7 +104,7 @@ def xmap_readers(
     order  says nothing here: samples keep their order
     """
     threads, ahead = _size("process_num", process_num), _size("buffer_size", buffer_size)
-    return lambda: mapped(mapper, reader(), threads, ahead)
+    return lambda: mapped(mapper, map(copied, reader()), threads, ahead)
 
 
 def _size(name: str, value: Any) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
+from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import UNKNOWN_FETCH, no_memory
 from minigraph.kernels import host_memory
 from minigraph.kernels.groups import present
@@ -28,6 +29,7 @@ from minigraph.types import TensorType
 
 from . import flags
 from .backend import RunnablePlan
+from .checkpoint.masters import checked_masters, follow
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, feed_types, loaded, only_feed
@@ -130,6 +132,10 @@ class Executor(NotPickled):
         on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`. Fetched arrays are copies: a later run
         does not change them. The work is in order with what else CuPy's current stream is given.
         """
+        if use_prune is not False or not (return_numpy is return_merged is use_program_cache is True):
+            use_prune, return_numpy = as_flag("use_prune", use_prune), as_flag("return_numpy", return_numpy)
+            return_merged = as_flag("return_merged", return_merged)
+            as_flag("use_program_cache", use_program_cache)
         if program is None:
             program = _default_program(feed or None, fetch_list)
         scope = scope if scope is not None else global_scope()
@@ -173,7 +179,7 @@ class Executor(NotPickled):
         latest = self._latest
         own = latest.own if latest is not None and program is latest.source else _own_program(program)
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
-        prune: Prune = updates or bool(use_prune)
+        prune: Prune = updates or use_prune
         feed = {} if feed is None else feed
         feed = loaded(own, feed) if own.loaders else feed
         if not isinstance(scope, Scope):
@@ -188,11 +194,7 @@ class Executor(NotPickled):
             else:
                 self._plans.move_to_end(ready.key)
             assert latest is not None
-            for variable, scheduler in latest.program.lr_schedulers:
-                if scope.has(variable.name):
-                    scope.fill(variable.name, scheduler())
-            if ready.alone:
-                scope.disagree()
+            _bring_up(scope, latest, ready.alone)
             fetched = ready.plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
@@ -242,7 +244,7 @@ class Executor(NotPickled):
         if self._latest is None or not known:
             own = source if isinstance(source, Program) else source.before
             self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now,
-                                  program, program.version)  # fmt: skip
+                                  program, program.version, checked_masters(own))  # fmt: skip
         ready = Ready(key, plan, _acts_alone(plan, program))
         self._latest.keep(arrays, ready)
         return self._latest, ready, arrays
@@ -292,6 +294,17 @@ def _rewritten(source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any) -
     if isinstance(prune, tuple):
         check_updates(prune, source.before)
     return source.program_for(fetches, prune), source.options, False  # the passes got it, and may have joined updates
+
+
+def _bring_up(scope: Scope, latest: Latest, alone: bool) -> None:
+    """What changes in a Scope before a run; alone: the run changes values without other ranks."""
+    for variable, scheduler in latest.program.lr_schedulers:
+        if scope.has(variable.name):
+            scope.fill(variable.name, scheduler())
+    if alone:
+        scope.disagree()
+    if latest.masters and not present().rank:  # what rank 0 has comes to the others
+        follow(scope, latest.own, latest.masters)
 
 
 def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:

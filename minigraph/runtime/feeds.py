@@ -11,7 +11,7 @@ import numpy as np
 from minigraph.errors import FeedError, require, shortened
 from minigraph.errors.kinds import COMPUTED_FEED, FEED_SHAPE, FEED_TYPE
 from minigraph.program import Program, Variable
-from minigraph.types import FLOATS, NO_ARRAY, TensorType, as_numpy, why_no_array
+from minigraph.types import FLOATS, NO_ARRAY, TensorType, as_numpy, in_type, why_no_array
 
 from .backend import Backend
 
@@ -119,10 +119,8 @@ def _as_array(v: Variable, value: Any, backend: Backend) -> Any:
         raise FeedError(f"feed {v.name} is {why_no_array(value, problem)}", site=v.site, hint=hint) from None
     numbers = not hasattr(value, "__array__") and array.dtype.kind in "bif"
     if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):
-        with np.errstate(over="ignore"):
-            typed = array.astype(v.dtype)
-        fits = np.isfinite(typed) == np.isfinite(array) if v.dtype in FLOATS else typed == array
-        if not fits.all():
+        typed = in_type(array, v.dtype)
+        if typed is None:
             raise FEED_TYPE(f"feed {v.name} has values that {v.dtype} cannot hold", site=v.site)
         array = typed
     if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:

@@ -33,6 +33,7 @@ class Latest:
     settings      those of the backend
     own, version  the user's Program in it, and how often that had been changed
     rewritten     how often the program that runs had been changed
+    masters       {parameter: its float32 copy} by name
     ready         the plans that are there for this call, by name, array class, type and shape of each feed
     kinds         these classes
     """
@@ -48,6 +49,7 @@ class Latest:
     flags: dict[str, bool]
     program: Program
     rewritten: int
+    masters: dict[str, str]
     ready: dict[Any, Ready] = field(default_factory=dict)
     kinds: set[type] = field(default_factory=set)
 

@@ -38,6 +38,8 @@ from minigraph.runtime.checkpoint.training import check_training, resume_trainin
 from .objects import load as read_object
 from .objects import save as write_object
 
+ALL_IN_ONE = "filename= takes all of them into one file"
+
 
 def get_program_parameter(program: Program) -> list[Parameter]:
     """Its parameters."""
@@ -89,15 +91,18 @@ def _files(
 ) -> list[tuple[Path, list[Variable]]]:
     """The files of save_vars with the variables that are in each."""
     program = default_main_program() if program is None else program
-    known = get_program_persistable_vars(program)
-    chosen = list(vars) if vars is not None else [v for v in known if predicate is None or predicate(v)]
+    states = get_program_persistable_vars(program)
+    chosen = list(vars) if vars is not None else [v for v in states if predicate is None or predicate(v)]
     require(chosen, "there are no variables to save or load", ProgramError)
     if filename is not None:
         return [(Path(dirname) / filename, chosen)]
+    known: dict[Path, Variable] = {}
     for v in chosen:
-        outside = Path(v.name).is_absolute() or ".." in Path(v.name).parts
-        require(not outside, f"the file of {v} would lie outside of {shown(str(dirname))}", NAME,
-                "filename= takes all of them into one file")  # fmt: skip
+        own = Path(v.name)
+        outside = own.is_absolute() or ".." in own.parts
+        require(not outside, f"the file of {v} would lie outside of {shown(str(dirname))}", NAME, ALL_IN_ONE)
+        other = known.setdefault(own, v)
+        require(other is v, f"{v} and {other} would have one file in {shown(str(dirname))}", NAME, ALL_IN_ONE)
     return [(Path(dirname) / v.name, [v]) for v in chosen]
 
 
@@ -160,6 +165,7 @@ def load(
             resume_training(program, scope, training)
         for name, array in state.items():
             scope.take(name, array)
+        scope.were_set(state)
 
 
 def load_program_state(

@@ -9,7 +9,7 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.errors.kinds import NO_GRADIENT, NOT_OFFERED, ORDER
 from minigraph.optimizer.averages import Averages
-from minigraph.optimizer.states import persistable
+from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
@@ -52,8 +52,9 @@ class ExponentialMovingAverage(Averages):
             g.elementwise_add(runs, g.fill_constant(shape=[1], value=1, dtype=int64), out={"Out": runs})
             averages = {}
             for p in params:
-                average = persistable(block, startup, f"{self.name}{p.name}.ema", 0.0, p.type)[0]
-                old, new = g.scale(average, scale=self.decay), g.scale(p, scale=1 - self.decay)
+                average = persistable(block, startup, f"{self.name}{p.name}.ema", 0.0, state_type(p))[0]
+                now = p if p.dtype == average.dtype else g.cast(p, dtype=average.dtype)
+                old, new = g.scale(average, scale=self.decay), g.scale(now, scale=1 - self.decay)
                 g.elementwise_add(old, new, out={"Out": average})
                 averages[p] = average
         self.averages, self.runs = averages, runs
@@ -63,8 +64,8 @@ class ExponentialMovingAverage(Averages):
         require(self.runs is not None, "update was not called while the program was built", ORDER)
         assert self.runs is not None
         share = 1 - self.decay ** int(scope.read(self.runs.name)[0])
-        averages = {p.name: scope.read(a.name) for p, a in self.averages.items()}
-        return {name: (a / share).astype(a.dtype) for name, a in averages.items()} if share > 0 else {}
+        averages = {p: scope.read(a.name) for p, a in self.averages.items()}
+        return {p.name: (a / share).astype(p.dtype) for p, a in averages.items()} if share > 0 else {}
 
     @property
     def averaged(self) -> list[str]:

@@ -84,3 +84,25 @@ def test_parameters_come_back_where_they_were():
 
 def test_what_it_wraps_is_asked_for_the_rest():
     assert mg.incubate.LookAhead(mg.optimizer.SGD(0.25)).get_lr() == 0.25
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["ema", "mean"])
+def test_averages_of_16_bits_reach_a_parameter_that_stays(kind: str, dtype: str):
+    """Sums of 16 bits stood still: .64 and .17 of a parameter that was 1 in 1500 runs."""
+    w = mg.create_parameter([2], dtype, default_initializer=mg.nn.initializer.Constant(1.0))
+    mg.optimizer.SGD(0.0).minimize(mg.sum(w))
+    if kind == "ema":
+        average = static.ExponentialMovingAverage(0.99)
+        average.update()
+    else:
+        average = mg.incubate.ModelAverage(0.5, min_average_window=600, max_average_window=600)
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    for _ in range(500):
+        exe.run()
+    (mean,) = average.means(static.global_scope()).values()
+    assert mean.dtype == w.dtype and mean.astype("float64").tolist() == [1, 1]
+    with average.apply():
+        assert static.global_scope().read(w.name).tobytes() == mean.tobytes()
+        exe.run()

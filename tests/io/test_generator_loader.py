@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import numpy as np
 import pytest
 
 from minigraph import base, static
-from minigraph.errors import AttrError, ProgramError
+from minigraph.errors import AttrError, FeedError, ProgramError
+from tests.support.worker_threads import are_gone, serving
 
 
 def test_lists_in_place_of_feeds():
@@ -61,3 +65,63 @@ def test_runs_take_the_batches_of_a_loader_inside_the_program():
     loader.reset()
     with pytest.raises(ProgramError, match="the loader of x was not started"):
         exe.run(fetch_list=[x])
+
+
+@pytest.mark.parametrize("iterable", [True, False])
+def test_a_generator_may_fill_its_arrays_anew(iterable: bool):
+    """A thread reads ahead: what waits must not change with what is read after it."""
+    x, exe = static.data("x", [None, 2]), static.Executor()
+    loader = base.io.DataLoader.from_generator(feed_list=[x], capacity=4, iterable=iterable)
+    out, read, seen = x * 2, threading.Event(), []
+
+    def batches():
+        array = np.zeros((1, 2), "float32")
+        for i in range(4):
+            array[...] = i
+            yield [array]
+        array[...] = -1
+        read.set()
+
+    loader.set_batch_generator(batches)
+    if iterable:
+        for feed in loader():
+            assert read.wait(20)
+            seen.append(feed[0]["x"].tolist())
+        assert seen == [[[i, i]] for i in range(4)]
+        return
+    loader.start()
+    for _ in range(4):
+        seen.append(exe.run(fetch_list=[out])[0].tolist())
+        assert read.wait(20)
+    assert seen == [[[2 * i, 2 * i]] for i in range(4)]
+
+
+def test_values_that_a_variable_cannot_hold_are_refused():
+    label = static.data("label", [None, 1], "int64")
+    for values, fits in (([[1.0]], True), ([[0.7]], False), ([[np.nan]], False), ([["a"]], False)):
+        loader = base.io.DataLoader.from_generator(feed_list=[label])
+        loader.set_batch_generator(lambda values=values: iter([[np.array(values)]]))
+        if fits:
+            assert next(iter(loader()))[0]["label"].tolist() == [[1]]
+        else:
+            with pytest.raises(FeedError, match=r"samples of label.*values that int64 cannot hold"):
+                list(loader())
+
+
+def test_a_loader_that_is_dropped_in_the_middle_ends_its_thread():
+    """Its thread kept the program, which kept the loader: 500 of them left 500 threads."""
+
+    def begun() -> set[int]:
+        before = serving()
+        with static.program_guard(static.Program(), static.Program()):
+            x = static.data("x", [None, 2])
+            loader = base.io.DataLoader.from_generator(feed_list=[x], iterable=False)
+            loader.set_batch_generator(lambda: iter([[np.ones((1, 2))]] * 100))
+            loader.start()
+            static.Executor().run(fetch_list=[x * 2])
+            return serving() - before
+
+    threads = begun()
+    assert len(threads) == 1
+    gc.collect()
+    assert are_gone(threads)

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from minigraph import io, static
+from minigraph import io, reader, static
 from minigraph.base import DataFeeder
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.errors import AttrError, FeedError, ProgramError, ShapeError
@@ -147,3 +147,46 @@ def test_an_interrupt_anywhere_in_an_iteration_leaves_none_that_hangs(workers: i
     inside = ("minigraph/io/prefetch", "kernels/workers", "concurrent/futures", "threading.py")
     for where in interrupts(lambda: list(loader), inside):
         assert [float(batch[0][0]) for batch in loader] == [0.0, 2.0, 4.0], where
+
+
+class Refilled(io.IterableDataset):
+    """Whole batches in one array that is filled anew for each."""
+
+    def __init__(self) -> None:
+        self.read = threading.Event()
+
+    def __iter__(self):
+        array = np.zeros(2, "float32")
+        for i in range(3):
+            array[...] = i
+            yield array
+        array[...] = -1
+        self.read.set()
+
+
+@pytest.mark.parametrize("collate", [None, lambda part: part, lambda part: {"x": [part]}])
+def test_an_array_that_is_filled_anew_does_not_change_batches_that_wait(collate):
+    data, seen = Refilled(), []
+    for batch in io.DataLoader(data, batch_size=None, prefetch_factor=4, collate_fn=collate):
+        assert data.read.wait(20)
+        seen.append(batch["x"][0].tolist() if isinstance(batch, dict) else batch.tolist())
+    assert seen == [[i, i] for i in range(3)]
+
+
+def test_readers_ahead_copy_what_they_read():
+    data = Refilled()
+    samples = reader.buffered(lambda: iter(data), 4)()
+    first = next(samples)
+    assert data.read.wait(20)
+    assert [first.tolist(), *(s.tolist() for s in samples)] == [[i, i] for i in range(3)]
+    mapped = reader.xmap_readers(lambda s: (s * 2).tolist(), lambda: iter(Refilled()), 1, 4)
+    assert list(mapped()) == [[2 * i, 2 * i] for i in range(3)]
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 0.7), ("uint8", 300), ("int8", np.int64(200)), ("bool", 2)])
+def test_a_feeder_refuses_what_a_variable_cannot_hold(dtype, value):
+    v = static.data("v", [None, 1], dtype)
+    with pytest.raises(FeedError, match=f"samples of v.*have values that {dtype} cannot hold"):
+        DataFeeder([v]).feed([([value],)])
+    with pytest.raises(FeedError, match=r"samples of v.*lists in it differ in length"):
+        DataFeeder([v]).feed([([1],), ([1, 1],)])

@@ -64,7 +64,11 @@ def test_pieces_are_read_and_written_where_arrays_lie():
 
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
 @pytest.mark.parametrize(
-    "flags", [{}, {"fuse_all_reduce_ops": False}, {"shares": True}, {"shares": True, "clip": False}]
+    "flags",
+    [
+        {}, {"fuse_all_reduce_ops": False}, {"shares": True}, {"shares": True, "clip": False},
+        {"shares": True, "clip": False, "enable_inplace": False}, {"shares": True, "check_nan_inf": True},
+    ],
 )
 def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypatch):
     stub, found = gpu_stub.installed(monkeypatch), []

@@ -9,7 +9,7 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import VerifyError
+from minigraph.errors import NonFiniteError, VerifyError
 from minigraph.ir.convert import to_graph
 from minigraph.ir.verify import verify
 from minigraph.opdef import get_op
@@ -46,6 +46,36 @@ def test_ranks_with_pieces_are_one_rank(name, every):
     same(Case(**facts).trained(3 if every else 2, feeds=[{k: v[:6] for k, v in f.items()} for f in FEEDS],
                                **(ALL if every else REDUCE)),
          Case(**facts).trained(1, feeds=[{k: v[:6] for k, v in f.items()} for f in FEEDS]))  # fmt: skip
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize("flag", [{"check_nan_inf": True}, {"enable_inplace": False}, {"memory_optimize": False}])
+def test_ranks_with_pieces_take_the_flags_of_a_run(flag, rewritten):
+    """Where nothing is written over, what is gathered is a new array; and a run that fails changes no piece."""
+    flags = (ALL if rewritten else REDUCE) | flag
+    case, good = Case(), FEEDS[:2]
+    wanted = Case().trained(1, feeds=good)
+    case.trained(2, feeds=good[:1], **flags)
+    if "check_nan_inf" in flag:
+        with pytest.raises(NonFiniteError):
+            case.trained(2, feeds=[{**FEEDS[1], "x": np.full_like(FEEDS[1]["x"], np.nan)}], **flags)
+    same(case.trained(2, feeds=good[1:], **flags), wanted)
+
+
+def test_a_state_that_other_operators_use_stays_whole():
+    """A raw KeyError before: the state lay in pieces, and the other operator read it whole."""
+    found, wanted, means = Case(optimizer=RULES["adamw"]), Case(optimizer=RULES["adamw"]), []
+    for case in (found, wanted):
+        state = next(v for name, v in case.main.vars.items() if "moment1" in name)
+        with static.program_guard(case.main, static.Program()):
+            means.append(mg.mean(state))
+    program = sharing(found, 2)
+    assert f"other operators use {state.name} as well" in str(program.explain())
+    for feed in FEEDS[:3]:
+        pair = found.exe.run(program, feed, [means[0]], scope=found.scope, return_merged=False)[0]
+        (mean,) = wanted.exe.run(wanted.main, feed, [means[1]], scope=wanted.scope)
+        np.testing.assert_allclose(pair, [mean, mean], rtol=1e-12)
+    same(found.main.state_dict(scope=found.scope), wanted.main.state_dict(scope=wanted.scope))
 
 
 def sharing(case, ranks, **flags):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,3 +84,21 @@ def test_a_path_that_the_system_cannot_have_is_refused(tmp_path):
 def test_a_scope_has_no_scopes_inside():
     with pytest.raises(AttrError, match=r"Scope.new_scope: a Scope has no scopes inside"):
         static.Scope().new_scope()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int32", np.array([2**40, 1])), ("int8", np.array([200, 1], "uint8")), ("int8", np.array([-129, 1])),
+        ("uint8", [300, 1]), ("int64", np.array([2**63, 1], "uint64")),
+    ],
+)  # fmt: skip
+def test_integers_that_do_not_fit_are_not_wrapped_around(dtype: str, values: Any):
+    scope = static.Scope()
+    scope.write("count", np.array([5, 6], dtype))
+    tensor = scope.var("count").get_tensor()
+    with pytest.raises(MinigraphError, match=r"cannot hold these values|no data type"):
+        tensor.set(values)
+    assert np.array(tensor).tolist() == [5, 6]
+    tensor.set(np.array([7, 8], "int8" if dtype != "uint8" else dtype))
+    assert np.array(tensor).tolist() == [7, 8]

@@ -233,6 +233,26 @@ def test_no_name_of_a_variable_leads_out_of_the_folder(tmp_path: Path, name: str
     static.io.load_vars(None, folder, main, filename="all")
 
 
+@pytest.mark.parametrize("names", [("w", "./w"), ("a//b", "c", "a/b"), ("b/./c", "b/c")])
+def test_no_two_variables_get_one_file(tmp_path: Path, names: tuple[str, ...]) -> None:
+    main, scope = static.default_main_program(), static.global_scope()
+    for name in names:
+        static.create_parameter([2], name=name)
+        scope.write(name, np.ones(2, "f4"))
+    with pytest.raises(ProgramError, match=r"(?s)would have one file in .*filename= takes all of them into one"):
+        static.io.save_vars(None, tmp_path, main)
+    assert list(tmp_path.iterdir()) == []
+    static.io.save_vars(None, tmp_path, main, filename="all")
+    static.io.load_vars(None, tmp_path, main, filename="all")
+
+
+def test_a_name_that_half_written_files_have_is_refused(tmp_path: Path) -> None:
+    """The next save of the file beside it would remove it."""
+    with pytest.raises(ProgramError, match=r"w.partial_save: a half written file is called so"):
+        mg.save({"w": VALUES}, tmp_path / "w.partial_save")
+    assert list(tmp_path.iterdir()) == []
+
+
 # every byte is looked at
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -350,6 +351,21 @@ def test_a_lock_with_bytes_in_it_is_a_file_of_somebody_else(tmp_path: Path) -> N
     (tmp_path / "m.lock").write_text("kept")
     Trained().save(tmp_path / "m", NEW)
     assert (tmp_path / "m.lock").read_text() == "kept"
+
+
+def test_a_lock_that_cannot_be_freed_is_no_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network disk: an error of `save` says that the state before is still there."""
+    trained, lock = Trained(), fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN:
+            raise OSError(errno.EIO, "Input/output error")
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for state in (OLD, NEW):
+        trained.save(tmp_path / "m", state)
+        assert trained.loaded(tmp_path / "m") == state
 
 
 def test_a_child_that_is_forked_in_the_middle_of_a_save_does_not_keep_the_lock(tmp_path: Path) -> None:

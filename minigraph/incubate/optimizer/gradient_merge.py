@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
+from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import NO_GRADIENT
-from minigraph.optimizer.settings import LOW_PRECISION, flag
+from minigraph.optimizer.settings import LOW_PRECISION
 from minigraph.optimizer.states import persistable
 from minigraph.optimizer.wrapped import all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program
@@ -49,7 +50,7 @@ class GradientMergeOptimizer:
         self.k_steps = int(k_steps)
 
     def _set_avg(self, avg: bool) -> None:
-        self.avg = flag("avg", avg)
+        self.avg = as_flag("avg", avg)
 
     def backward(
         self, loss: Variable, startup_program: Program | None = None, parameter_list: Sequence[Any] | None = None,

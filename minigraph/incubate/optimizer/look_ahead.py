@@ -15,6 +15,7 @@ from minigraph.optimizer.states import persistable
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import Builder, builder_of
+from minigraph.program.operator import masters_of
 from minigraph.types import int64, tensor_type
 
 
@@ -55,10 +56,14 @@ class LookAhead(Wrapping):
         one, k, none = (g.fill_constant(shape=(), value=n, dtype=int64) for n in (1, self.k, 0))
         ran = g.elementwise_add(step, one)
         first, meets = g.equal(ran, one), g.equal(g.elementwise_mod(ran, k), none)
+        masters = masters_of(g.block.ops)
         for p in params:
-            kept = persistable(g.block, startup, f"{p.name}_{self.name}slow", 0.0, p.type)[0]
-            slow = g.where(first, p, kept)
-            moved = g.elementwise_add(g.scale(p, scale=self.alpha), g.scale(slow, scale=1 - self.alpha))
+            fast: Any = masters.get(p, p)  # the next update goes on from a float32 copy
+            kept = persistable(g.block, startup, f"{p.name}_{self.name}slow", 0.0, fast.type)[0]
+            slow = g.where(first, fast, kept)
+            moved = g.elementwise_add(g.scale(fast, scale=self.alpha), g.scale(slow, scale=1 - self.alpha))
             g.where(meets, moved, slow, out={"Out": kept})
-            g.where(meets, moved, p, out={"Out": p})
+            g.where(meets, moved, fast, out={"Out": fast})
+            if fast is not p:
+                g.cast(fast, dtype=p.dtype, out={"Out": p})
         g.assign(ran, out={"Out": step})

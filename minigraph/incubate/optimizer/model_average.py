@@ -15,7 +15,7 @@ from minigraph.errors import AttrError, require
 from minigraph.errors.kinds import NO_GRADIENT
 from minigraph.optimizer.averages import Averages
 from minigraph.optimizer.settings import check_number
-from minigraph.optimizer.states import persistable
+from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
@@ -64,16 +64,17 @@ class ModelAverage(Averages):
         counters = [state(f"average_{key}", tensor_type((), int64)) for key in COUNTERS]
         self._counters = [v.name for v in counters]
         ran, since, moves, full = self._turn(g, *counters)
-        self._sums: dict[str, list[str]] = {}
+        self._sums: dict[Parameter, list[str]] = {}
         for p in params:
-            sums = [state(f"{p.name}_{key}", p.type) for key in ("sum_1", "sum_2", "sum_3")]
-            zero, total = g.fill_any_like(p, value=0), g.elementwise_add(sums[0], p)
+            sums = [state(f"{p.name}_{key}", state_type(p)) for key in ("sum_1", "sum_2", "sum_3")]
+            now = p if p.dtype == sums[0].dtype else g.cast(p, dtype=sums[0].dtype)
+            zero, total = g.fill_any_like(now, value=0), g.elementwise_add(sums[0], now)
             older = g.where(moves, g.elementwise_add(sums[1], total), sums[1])
             total = g.where(moves, zero, total)
             g.where(full, g.elementwise_add(total, older), sums[2], out={"Out": sums[2]})
             g.where(full, zero, total, out={"Out": sums[0]})
             g.where(full, zero, older, out={"Out": sums[1]})
-            self._sums[p.name] = [v.name for v in sums]
+            self._sums[p] = [v.name for v in sums]
         none = g.fill_constant(shape=(), value=0, dtype=int64)
         g.where(full, since, counters[2], out={"Out": counters[2]})
         g.where(full, none, since, out={"Out": counters[1]})
@@ -95,10 +96,10 @@ class ModelAverage(Averages):
         _, since, old = (int(scope.read(name)) for name in self._counters)
         if since + old == 0:
             return {}
-        sums = {name: [scope.read(s) for s in own] for name, own in self._sums.items()}
-        return {name: ((a + b + c) / (since + old)).astype(a.dtype) for name, (a, b, c) in sums.items()}
+        sums = {p: [scope.read(s) for s in own] for p, own in self._sums.items()}
+        return {p.name: ((a + b + c) / (since + old)).astype(p.dtype) for p, (a, b, c) in sums.items()}
 
     @property
     def averaged(self) -> list[str]:
         """The names of the parameters."""
-        return list(self._sums)
+        return [p.name for p in self._sums]

@@ -88,8 +88,8 @@ def c_gather_shards(
 ) -> list[np.ndarray]:
     """What all ranks' pieces are together; they travel together."""
     rows = of_size(nranks).all_gather(np.concatenate(X)).reshape(nranks, -1)
-    given = out[0] if out else None
-    made = given or [np.empty(like.shape, x.dtype) for x, like in zip(X, Like, strict=True)]
+    given = (out[0] if out else None) or [None] * len(X)
+    made = [np.empty(like.shape, x.dtype) if to is None else to for x, like, to in zip(X, Like, given, strict=True)]
     start = 0
     for x, to in zip(X, made, strict=True):
         to[...] = rows[:, start : start + x.size].reshape(-1)[: to.size].reshape(to.shape)

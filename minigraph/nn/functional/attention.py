@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from minigraph.errors import AttrError, DTypeError, call_site, require
+from minigraph.errors import DTypeError, call_site
+from minigraph.errors.flags import as_flag
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import also_named, output_prefix, variable
@@ -53,8 +52,7 @@ def attend(
     Returns Out, with return_lse (Out, LogSumExp).
     """
     q, k, v = (variable(x, call, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
-    for argument, given in (("return_lse", return_lse), ("training", training)):
-        require(isinstance(given, (bool, np.bool_)), f"{argument} must be a bool, is {given!r}", AttrError)
+    return_lse, training = as_flag("return_lse", return_lse), as_flag("training", training)
     bias = mask = None
     if attn_bias is not None:
         given = variable(attn_bias, call, "attn_bias" if call == "memory_efficient_attention" else "attn_mask")

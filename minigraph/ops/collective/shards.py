@@ -55,9 +55,11 @@ def c_gather_shards(X: Arrays, Like: Arrays, *, nranks: int, out=None):
     made = [np.tile(x, nranks)[: like.size].reshape(like.shape) for x, like in zip(X, Like, strict=True)]
     if not out or out[0] is None:
         return made
-    for x, to in zip(made, out[0], strict=True):
-        to[...] = x
-    return out[0]
+    for i, to in enumerate(out[0]):
+        if to is not None:
+            to[...] = made[i]
+            made[i] = to
+    return made
 
 
 @c_gather_shards.infer

@@ -20,6 +20,13 @@ def sub_programs(ops: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
             yield from ((op, name, block) for name, block in inner_blocks(op.attrs))
 
 
+def stand_ins(op: Any) -> Iterator[tuple[Any, Any]]:
+    """(variable, what stands for it in a block) of all that an operator hands to the blocks that it holds."""
+    for name, slots in op.opdef.blocks.items():
+        given = [v for slot in slots for v in op.inputs.get(slot, ())]
+        yield from zip(given, op.attrs[name].inputs, strict=True)
+
+
 def numbered_blocks(program: Program) -> list[Block]:
     """The global block and all others, with `idx` and `parent_idx`: those of one block before those inside them."""
     blocks = [program.block0]

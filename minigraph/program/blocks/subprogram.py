@@ -21,6 +21,7 @@ from minigraph.program.program import Operator, Program, Variable, copy_var
 from minigraph.types import TensorType
 
 from .block_gradient import gradient_block
+from .block_numbers import stand_ins
 from .open_blocks import opened
 
 
@@ -168,11 +169,9 @@ class SubProgram(Program, InnerBlock):
         inner.__dict__.update(_persistable=False, is_data=True)
         self.block0.rename_var(inner.name, unique_name.generate(inner.name))
         for op in self.ops:
-            for name, slots in op.opdef.blocks.items():
-                given = [v for slot in slots for v in op.inputs.get(slot, ())]
-                for v, own in zip(given, op.attrs[name].inputs, strict=True):
-                    if v is inner:
-                        op.attrs[name]._hand_over(own)
+            for v, own in list(stand_ins(op)):
+                if v is inner:
+                    own.program._hand_over(own)
 
     def arrange(self, first: Sequence[Variable], outside: Sequence[Variable]) -> None:
         """Let its inputs be these of its own, then what stands for these variables outside."""

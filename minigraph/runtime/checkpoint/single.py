@@ -42,6 +42,8 @@ def write_file(path: str, parts: Parts, beside: Mapping[str, Parts] | None = Non
             what is in its file, as BESIDE: it is there before `path` names it, and goes after no `path` names it
     Errors: ProgramError, and what is there stays.
     """
+    if path.endswith(f".{PARTIAL}"):
+        raise STORAGE(f"cannot write {shown(path)}: a half written file is called so, and goes with the next save")
     try:
         _replace(path, parts, beside)
     except OSError as problem:

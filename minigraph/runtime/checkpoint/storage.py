@@ -179,10 +179,12 @@ def locked(path: str) -> Iterator[None]:
                 pass  # whoever comes next takes it over
             finally:
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                    with suppress(OSError):  # closing it frees it, too; what was done under it is done
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)
                 finally:
                     _locks.pop(mine, None)
-                    os.close(descriptor)
+                    with suppress(OSError):
+                        os.close(descriptor)
 
 
 def _forget_locks() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minigraph.errors.kinds import COMPUTED_FEED
-from minigraph.program import Operator, Program
+from minigraph.program import Operator, Program, Variable
 
 
 class Piece:
@@ -58,12 +58,12 @@ def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: 
             ahead.append(op)
     parts.append(CutPiece(Piece(program, ahead), None))
     live = set(fetches)
-    persistable = {name for name, v in program.vars.items() if v.persistable}
+    persistable = {name for name, v in program.vars.items() if v.persistable and name not in fed}
     for part in reversed(parts):
         last = part.control is None
         part.needed = frozenset(live)
         if part.control is not None:
-            names = itertools.chain(*values_read(part.control).values())
+            names = itertools.chain(*values_read(part.control, fed).values())
             live = (live - set(part.control.output_arg_names)) | {name for name in names if name is not None}
         read, written = _read_and_written(part.piece.ops)
         part.fetches = list(fetches) if last else sorted(live & (written | persistable))
@@ -73,19 +73,23 @@ def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: 
     return parts
 
 
-def values_read(op: Operator) -> dict[str, list[str | None]]:
+def values_read(op: Operator, fed: Collection[str]) -> dict[str, list[str | None]]:
     """{slot: names of the values that the run hands over}; None for parameters and states that blocks read in the
-    Scope, and for what is not read."""
+    Scope, and for what is not read. A state that is fed is handed over: a block that reads the Scope refuses it."""
     taken: dict[str, list[list[Any]]] = {}  # slot -> for each block that takes it the variables that do
     for name, slots in op.opdef.blocks.items():
         inputs = iter(op.attrs[name].inputs)
         for slot in slots:
             taken.setdefault(slot, []).append([next(inputs) for _ in op.inputs.get(slot, ())])
     read: dict[str, list[str | None]] = {}
+
+    def is_state(v: Variable) -> bool:
+        return v.persistable and v.name not in fed
+
     for slot, vs in op.inputs.items():
         inner, unread = taken.get(slot, []), slot in op.opdef.no_need_buffer
         read[slot] = [
-            None if unread or (v.persistable and inner and all(own[i].persistable for own in inner)) else v.name
+            None if unread or (is_state(v) and inner and all(own[i].persistable for own in inner)) else v.name
             for i, v in enumerate(vs)
         ]
     return read

@@ -66,6 +66,7 @@ class ControlPlan:
         self.backend, self.program, self.seed, self.options = backend, program, seed, options
         computed = {name for name in feeds if not program.vars[name].is_data}
         ops = pruned_ops(program.ops, fetches, prune, computed) if prune is not False else program.ops
+        self.fed = frozenset(feeds)
         self.parts = cut(program, ops, fetches, feeds)
         self.plans: dict[int, OrderedDict[Types, RunnablePlan]] = {}  # by id of a piece or block
         self.kept = Kept(self.parts)
@@ -143,7 +144,7 @@ class ControlPlan:
         self, op: Operator, env: dict[str, Any], scope: Scope, step: int, histories: dict[int, Any]
     ) -> None:  # fmt: skip
         """Run an operator that the host decides; its results come into `env`."""
-        read = values_read(op)
+        read = values_read(op, self.fed)
         missing = next((n for names in read.values() for n in names if n is not None and n not in env), None)
         if missing is not None:
             raise _without_value(self.program.vars[missing], op)
@@ -166,7 +167,8 @@ class ControlPlan:
             if not v.persistable:
                 given[v.name] = array
             elif array is not None:
-                raise ProgramError(f"{block.name} reads {v} in the scope, but is given another value for it")
+                raise ProgramError(f"{block.name} reads {v} in the scope, but is given another value for it",
+                                   hint="a variable that is fed or computed is not persistable")  # fmt: skip
         scope.steps[block.origin] = step if number is None else mixed(step, number)
         try:
             return self._plan(block, given, block.fetched, False).run(given, scope, False)

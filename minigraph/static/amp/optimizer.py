@@ -7,7 +7,6 @@ All of a step is operators, so a captured graph runs it without the host.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from minigraph.optimizer.wrapped import Wrapping, rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
 from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import Builder
+from minigraph.program.operator import masters_of
 from minigraph.program.scope import Scope
 from minigraph.types import float32, int32, tensor_type
 
@@ -208,8 +208,4 @@ class OptimizerWithMixedPrecision(Wrapping):
     def _master_weights(self) -> dict[str, Variable]:
         """{parameter: its float32 copy}"""
         assert self._program is not None
-        updates = (op for op in self._program.ops if "MasterParam" in op.inputs)
-        pairs = itertools.chain.from_iterable(
-            zip(op.inputs["Param"], op.inputs["MasterParam"], strict=True) for op in updates
-        )
-        return {p.name: copy for p, copy in pairs}
+        return {p.name: copy for p, copy in masters_of(self._program.ops).items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minigraph.errors import AttrError, require
+from minigraph.errors.flags import as_flag
 from minigraph.types import DType, bfloat16
 
 from .lists import AutoMixedPrecisionLists
@@ -36,9 +37,8 @@ class Settings:
 
 def dynamic_scaling(dynamic: bool | None, half: DType) -> bool:
     """Whether the loss scale follows overflows: None stands for float16's need. bfloat16 has float32's range."""
-    fits = dynamic is None or isinstance(dynamic, bool)
-    require(fits, f"use_dynamic_loss_scaling must be a bool, is {dynamic!r}", AttrError)
-    return half != bfloat16 if dynamic is None else dynamic and half != bfloat16
+    scales = True if dynamic is None else as_flag("use_dynamic_loss_scaling", dynamic)
+    return scales and half != bfloat16
 
 
 def check_scale(scale: Any) -> float:

@@ -1,0 +1,174 @@
+"""Float32 copies of 16-bit parameters: a value that is set for the parameter is not gone after the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import static
+from minigraph.base import unique_name
+from minigraph.errors import ProgramError
+from minigraph.static import io as static_io
+from tests.support import cuda_host, gpu_stub
+
+X = {"x": np.ones((2, 4), "float32")}
+EIGHT = np.full((4, 2), 8, ml_dtypes.bfloat16)
+
+
+class World:
+    """mean(x @ w), whose gradient is .5 for each of w, trained by SGD with copies."""
+
+    def __init__(self, wrap: Callable[[Any], Any] = lambda o: o, extra: Callable[[Any], Any] = lambda w: None) -> None:
+        self.main, self.startup, self.scope = static.Program("main"), static.Program("startup"), static.Scope()
+        with static.program_guard(self.main, self.startup), unique_name.guard():
+            w = static.create_parameter([4, 2], "float32", name="w", default_initializer=mg.nn.initializer.Constant(1))
+            self.loss = loss = mg.mean(mg.matmul(static.data("x", [None, 4]), w))
+            optimizer = mg.optimizer.SGD(0.01, multi_precision=True)
+            wrap(static.amp.decorate(optimizer, level="O2", dtype="bfloat16")).minimize(loss)
+            extra(w)
+        self.master = next(name for name in self.main.vars if "master" in name)
+        self.exe = static.Executor()
+        self.exe.run(self.startup, scope=self.scope)
+
+    def step(self, program: Any = None, exe: Any = None) -> float:
+        """The copy of w after a step."""
+        (exe or self.exe).run(program or self.main, X, scope=self.scope)
+        value, master = self.scope.read("w"), self.scope.read(self.master)
+        assert value.tobytes() == master.astype(value.dtype).tobytes()
+        return float(master[0, 0])
+
+
+def by_load(world: World, folder: Path, whole: bool) -> None:
+    other = World()
+    with static.scope_guard(other.scope):
+        other.main.vars["w"].set_value(EIGHT)
+        if whole:
+            static_io.save_vars(other.exe, folder, other.main, vars=other.main.all_parameters())
+        else:
+            static.save(other.main, str(folder / "net"))
+    if whole:
+        static_io.load_vars(world.exe, folder, world.main, vars=world.main.all_parameters())
+    else:
+        static.load(world.main, str(folder / "net"), var_list=world.main.all_parameters())
+
+
+WAYS: dict[str, Callable[[World, Path], Any]] = {
+    "set_state_dict": lambda world, _: world.main.set_state_dict({"w": EIGHT}),
+    "set_program_state": lambda world, _: static.set_program_state(world.main, {"w": EIGHT}),
+    "tensor.set": lambda world, _: world.scope.find_var("w").get_tensor().set(EIGHT),
+    "state.set": lambda world, _: world.main.state_dict()["w"].set(EIGHT),
+    "set_value": lambda world, _: world.main.vars["w"].set_value(EIGHT),
+    "write": lambda world, _: world.scope.write("w", EIGHT),
+    "load_vars": lambda world, folder: by_load(world, folder, whole=True),
+    "load": lambda world, folder: by_load(world, folder, whole=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_parameter_that_is_set_stays_set(way: str, ran: bool, compiled: bool, tmp_path: Path):
+    world = World()
+    program = static.CompiledProgram(world.main, static.BuildStrategy.all()) if compiled else world.main
+    if ran:
+        world.step(program)
+    with static.scope_guard(world.scope):
+        WAYS[way](world, tmp_path)
+    step = 0.005
+    np.testing.assert_allclose([world.step(program), world.step(program)], [8 - step, 8 - 2 * step], rtol=1e-6)
+
+
+def test_copies_that_are_set_with_their_parameters_or_later_stay():
+    world = World()
+    exact = np.full((4, 2), 8.001, "float32")  # 8.0 in 16 bits
+    with static.scope_guard(world.scope):
+        world.main.set_state_dict({world.master: exact, "w": EIGHT})
+        np.testing.assert_allclose(world.step(), 8.001 - 0.005, rtol=1e-7)
+        world.main.set_state_dict({"w": np.full((4, 2), 3, ml_dtypes.bfloat16)})
+        world.main.set_state_dict({world.master: exact})
+        np.testing.assert_allclose(world.step(), 8.001 - 0.005, rtol=1e-7)
+        world.main.set_state_dict({world.master: exact})
+        world.main.set_state_dict({"w": EIGHT})  # its rounding
+        np.testing.assert_allclose(world.step(), 8.001 - 0.005, rtol=1e-7)
+
+
+def test_a_checkpoint_keeps_the_bits_of_copies(tmp_path: Path):
+    world = World()
+    for _ in range(3):
+        world.step()
+    with static.scope_guard(world.scope):
+        static.save(world.main, str(tmp_path / "net"))
+        expected = [world.step() for _ in range(3)]
+        static.load(world.main, str(tmp_path / "net"))
+        assert [world.step() for _ in range(3)] == expected
+        values = world.main.state_dict()
+        expected = [world.step() for _ in range(3)]
+        world.main.set_state_dict(dict(reversed(values.items())))
+        assert [world.step() for _ in range(3)] == expected
+
+
+def test_averages_in_place_of_parameters_leave_copies_alone():
+    averages = []
+    world = World(extra=lambda w: averages.append(static.ExponentialMovingAverage(0.9)) or averages[0].update())
+    other = World(extra=lambda w: static.ExponentialMovingAverage(0.9).update())
+    for _ in range(3):
+        assert world.step() == other.step()
+        with static.scope_guard(world.scope), averages[0].apply():
+            pass
+
+
+def test_ranks_take_a_parameter_that_is_set():
+    world = World()
+    strategy = static.BuildStrategy(reduce_strategy=static.BuildStrategy.ReduceStrategy.Reduce)
+    compiled, places = static.CompiledProgram(world.main), [mg.CPUPlace()] * 2
+    ranks = compiled.with_data_parallel(world.loss.name, strategy, places=places)
+    world.step(ranks)
+    with static.scope_guard(world.scope):
+        world.main.set_state_dict({"w": EIGHT})
+    np.testing.assert_allclose([world.step(ranks), world.step(ranks)], [8 - 0.005, 8 - 0.01], rtol=1e-6)
+
+
+def test_look_ahead_moves_the_copy():
+    world = World(lambda o: mg.incubate.LookAhead(o, alpha=0.25, k=2))
+    step, copy = 0.005, 1 - 0.005
+    slow = copy
+    for run in range(2, 7):
+        copy -= step
+        if run % 2 == 0:
+            copy = slow = slow + 0.25 * (copy - slow)
+        if run == 2:
+            np.testing.assert_allclose(world.step(), 1 - step, rtol=1e-6)
+        np.testing.assert_allclose(world.step(), copy, rtol=1e-6)
+
+
+def test_an_operator_that_writes_the_parameter_alone_is_refused():
+    world = World(extra=lambda w: mg.assign(mg.clip(w, -0.5, 0.5), output=w))
+    with pytest.raises(ProgramError, match=r"(?s)writes w: bf16.*float32 copy w_fp32_master_0.*multi_precision=False"):
+        world.step()
+
+
+def test_an_operator_may_write_both():
+    def clipped(w: Any) -> None:
+        master = next(v for name, v in w.program.vars.items() if "master" in name)
+        mg.assign(mg.clip(master, -0.5, 0.5), output=master)
+        mg.assign(mg.cast(master, "bfloat16"), output=w)
+
+    assert World(extra=clipped).step() == 0.5
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+@pytest.mark.parametrize("way", ["set_state_dict", "tensor.set", "load"])
+def test_copies_on_a_gpu_follow(way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    gpu_stub.installed(monkeypatch)
+    world, exe = World(), static.Executor(mg.CUDAPlace(0))
+    for _ in range(3):
+        world.step(exe=exe)
+    with static.scope_guard(world.scope):
+        WAYS[way](world, tmp_path)
+    np.testing.assert_allclose([world.step(exe=exe) for _ in range(3)], [8 - 0.005 * i for i in (1, 2, 3)], rtol=1e-6)
