@@ -87,6 +87,18 @@ class Step:
         return frozenset(s.name for s, o in zip(self.op.opdef.outputs, self.outputs, strict=True) if o is not None)
 
 
+class Form(NamedTuple):
+    """What the slots of a step are, which all operators share that cannot be told apart but by their variables.
+
+    inputs   for each slot whether its values are read, and whether it holds a list
+    outputs  for each slot its name, the types of its values, None where it is not computed, whether it holds a list,
+             and the input slot whose arrays they may take over
+    """
+
+    inputs: list[tuple[bool, bool]]
+    outputs: list[tuple[str, list[TensorType] | None, bool, str | None]]
+
+
 Show = Callable[["Schedule"], list[tuple[int, str]]]
 
 
@@ -119,6 +131,7 @@ class Schedule:
         self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
+        self._forms: dict[Any, Form] = {}
         computed = {name for name in feeds if not program.vars[name].is_data}
         ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune is not False else program.ops
         self.advice = None
@@ -127,6 +140,7 @@ class Schedule:
         self.wanted = {*self.fetches, *(v._name for op in ops for vs in op.inputs.values() for v in vs)}
         for op in ops:
             self._add_step(op)
+        self._forms.clear()
         self.fetched = [self._read(name) for name in self.fetches]
         self.remarks = show(self)
         self._lives()
@@ -155,54 +169,100 @@ class Schedule:
 
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
-        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
-        unread = opdef.unread([s.name for s in computed])
-        inputs: list[Any] = []
-        types: dict[str, list[TensorType]] = {}
-        typed: dict[int, list[int]] | None = None
-        values, current, read = self.values, self.current, list[int]()
-        for name, _, variadic in opdef.inputs:
-            variables = op.inputs.get(name)
-            if not variables:
+        values, current, given = self.values, self.current, op.inputs
+        found: list[list[int] | None] = []
+        for name, _, _ in opdef.inputs:
+            variables = given.get(name)
+            found.append(
+                [current[n] if (n := v._name) in current else self._read(n) for v in variables] if variables else None
+            )
+        form = self._form(op, found)
+        inputs, read, typed = list[Any](), list[int](), None
+        for indices, (is_read, variadic) in zip(found, form.inputs, strict=True):
+            if indices is None:
                 inputs.append(None)
-                continue
-            indices = [current[n] if (n := v._name) in current else self._read(n) for v in variables]
-            types[name] = given = [values[i].type for i in indices]
-            if name in unread:
+            elif is_read:
+                read += indices
+                inputs.append(indices if variadic else indices[0])
+            else:
                 typed = {**(typed or {}), len(inputs): indices}
-                inputs.append(given if variadic else given[0])
-                continue
-            for i in indices:
-                values[i].last_use = position
-            read += indices
-            inputs.append(indices if variadic else indices[0])
-        inferred_types = inferred(op, types)
-        step, seen = Step(op, inputs, [], read, [], typed=typed), {*read} if opdef.inplace else ()
-        for slot in opdef.outputs:
-            if slot not in computed:
+                types = [values[i].type for i in indices]
+                inputs.append(types if variadic else types[0])
+        for i in read:
+            values[i].last_use = position
+        step = Step(op, inputs, [], read, [], [], [], [], None, typed)
+        self.steps.append(step)
+        for name, types, variadic, source in form.outputs:
+            if types is None:
                 step.outputs.append(None)
                 step.in_place.append(None)
                 continue
-            source = opdef.inplace.get(slot.name)
-            sources = op.inputs.get(source, ()) if source is not None else ()
-            indices, in_place = [], []
-            for v, t in zip(op.outputs[slot.name], inferred_types[slot.name], strict=True):
-                if t is not v.type:
-                    check_accepted(op, v, t, types)
-                name, persistable = v._name, v._persistable
-                if name in self.feeds:
-                    self._check_feed_is_used(op, v)
-                own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name
-                unread = source and name in self.persistables and current[name] not in seen
-                in_place.append(current[name] if own or unread else None)
-                index = self._new_value(name, t, position, persistable)
-                indices.append(index)
-                if persistable:
-                    step.stored.append((index, name))
+            indices, in_place = self._written(step, position, op.outputs[name], types, source)
             step.written += indices
-            step.outputs.append(indices if slot.variadic else indices[0])
-            step.in_place.append(in_place if slot.variadic else in_place[0])
-        self.steps.append(step)
+            step.outputs.append(indices if variadic else indices[0])
+            step.in_place.append(in_place if variadic else in_place[0])
+
+    def _written(
+        self, step: Step, position: int, variables: Sequence[Variable], types: Sequence[TensorType], source: str | None
+    ) -> tuple[list[int], list[int | None]]:
+        """The new values of one output slot, and for each the value whose array it takes over, if any."""
+        op, current, indices, in_place = step.op, self.current, list[int](), list[int | None]()
+        sources = op.inputs.get(source, ()) if source is not None else ()
+        seen = {*step.read} if source is not None and self.persistables else ()
+        for v, t in zip(variables, types, strict=True):
+            name, persistable, at = v._name, v._persistable, None
+            if name in self.feeds:
+                self._check_feed_is_used(op, v)
+            if source is not None:
+                own = persistable and len(indices) < len(sources) and sources[len(indices)]._name == name
+                if own or (name in self.persistables and current[name] not in seen):
+                    at = current[name]
+            in_place.append(at)
+            index = self._new_value(name, t, position, persistable)
+            indices.append(index)
+            if persistable:
+                step.stored.append((index, name))
+        return indices, in_place
+
+    def _form(self, op: Operator, found: Sequence[Sequence[int] | None]) -> Form:
+        """What the slots of an operator are, which reads these values: found once for those that are alike."""
+        opdef, values, outputs = op.opdef, self.values, op.outputs
+        written = [
+            s.name for s in opdef.outputs if outputs.get(s.name) and not (s.optional and self._is_idle(op, s))
+        ]  # fmt: skip
+        types = [None if s is None else tuple([id(values[i].type) for i in s]) for s in found]
+        declared = [(slot, *[id(v.type) for v in outputs[slot]]) for slot in written]
+        key = opdef, *types, *declared, *map(id, op.attrs.values())  # of what lives as long as program and values
+        form = self._forms.get(key)
+        if form is None:
+            own = {
+                s.name: [values[i].type for i in indices]
+                for s, indices in zip(opdef.inputs, found, strict=True) if indices is not None
+            }  # fmt: skip
+            results = inferred(op, own)
+            for slot in written:
+                for v, t in zip(outputs[slot], results[slot], strict=True):
+                    if t is not v.type:
+                        check_accepted(op, v, t, own)
+            unread = opdef.unread(written)
+            form = Form(
+                [(s.name not in unread, s.variadic) for s in opdef.inputs],
+                [
+                    (s.name, results[s.name] if s.name in written else None, s.variadic, opdef.inplace.get(s.name))
+                    for s in opdef.outputs
+                ],
+            )  # fmt: skip
+            if "control" not in opdef.traits:  # a block of its own may be another
+                self._forms[key] = form
+        return form
+
+    def _given(self, step: Step) -> dict[str, list[TensorType]]:
+        """The types of what a step reads, by slot."""
+        lists = [s if isinstance(s, list) else [s] for s in step.inputs]
+        return {
+            slot.name: [i if isinstance(i, TensorType) else self.values[i].type for i in indices]
+            for slot, indices in zip(step.op.opdef.inputs, lists, strict=True) if indices != [None]
+        }  # fmt: skip
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:
         """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
@@ -221,11 +281,7 @@ class Schedule:
 
     def call(self, step: Step) -> str:
         """The call with the types of this run, as errors show it."""
-        lists = [s if isinstance(s, list) else [s] for s in step.inputs]
-        return _describe(step.op, {
-            slot.name: [i if isinstance(i, TensorType) else self.values[i].type for i in indices]
-            for slot, indices in zip(step.op.opdef.inputs, lists, strict=True) if indices != [None]
-        })  # fmt: skip
+        return _describe(step.op, self._given(step))
 
     @property
     def random(self) -> bool:
