@@ -87,18 +87,6 @@ class Step:
         return frozenset(s.name for s, o in zip(self.op.opdef.outputs, self.outputs, strict=True) if o is not None)
 
 
-class Form(NamedTuple):
-    """What the slots of a step are, which all operators share that cannot be told apart but by their variables.
-
-    inputs   for each slot whether its values are read, and whether it holds a list
-    outputs  for each slot its name, the types of its values, None where it is not computed, whether it holds a list,
-             and the input slot whose arrays they may take over
-    """
-
-    inputs: list[tuple[bool, bool]]
-    outputs: list[tuple[str, list[TensorType] | None, bool, str | None]]
-
-
 Show = Callable[["Schedule"], list[tuple[int, str]]]
 
 
@@ -131,7 +119,6 @@ class Schedule:
         self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
-        self._forms: dict[Any, Form] = {}
         computed = {name for name in feeds if not program.vars[name].is_data}
         ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune is not False else program.ops
         self.advice = None
@@ -140,7 +127,6 @@ class Schedule:
         self.wanted = {*self.fetches, *(v._name for op in ops for vs in op.inputs.values() for v in vs)}
         for op in ops:
             self._add_step(op)
-        self._forms.clear()
         self.fetched = [self._read(name) for name in self.fetches]
         self.remarks = show(self)
         self._lives()
@@ -152,17 +138,19 @@ class Schedule:
         return index
 
     def _read(self, name: str) -> int:
-        """The present value of a variable; persistables come from the Scope at their first use."""
-        if name in self.current:
-            return self.current[name]
-        v = self.program.vars[name]
-        if v.persistable:
+        """The present value of a variable."""
+        return self.current[name] if name in self.current else self._first(self.program.vars[name])
+
+    def _first(self, v: Variable) -> int:
+        """What a variable holds that no operator has written yet: persistables come from the Scope."""
+        name = v._name
+        if v._persistable:
             if not v.type.is_static:
                 raise UninitializedError(
                     f"{v} is read before an operator writes it, and not all of its sizes are declared", site=v.site
                 )
-            self.persistables[name] = self._new_value(name, v.type, persistable=True)
-            return self.persistables[name]
+            index = self.persistables[name] = self._new_value(name, v.type, persistable=True)
+            return index
         if v.is_data:
             raise MISSING_FEED(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)
         raise MISSING_FEED(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
@@ -170,99 +158,62 @@ class Schedule:
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
         values, current, given = self.values, self.current, op.inputs
-        found: list[list[int] | None] = []
-        for name, _, _ in opdef.inputs:
+        inputs, read, typed, types = list[Any](), list[int](), None, dict[str, list[TensorType]]()
+        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
+        unread = opdef.unread([s.name for s in computed])
+        for name, _, variadic in opdef.inputs:
             variables = given.get(name)
-            found.append(
-                [current[n] if (n := v._name) in current else self._read(n) for v in variables] if variables else None
-            )
-        form = self._form(op, found)
-        inputs, read, typed = list[Any](), list[int](), None
-        for indices, (is_read, variadic) in zip(found, form.inputs, strict=True):
-            if indices is None:
+            if not variables:
                 inputs.append(None)
-            elif is_read:
-                read += indices
-                inputs.append(indices if variadic else indices[0])
-            else:
+                continue
+            indices = [current[n] if (n := v._name) in current else self._first(v) for v in variables]
+            types[name] = own = [values[i].type for i in indices]
+            if name in unread:
                 typed = {**(typed or {}), len(inputs): indices}
-                types = [values[i].type for i in indices]
-                inputs.append(types if variadic else types[0])
-        for i in read:
-            values[i].last_use = position
+                inputs.append(own if variadic else own[0])
+                continue
+            for i in indices:
+                values[i].last_use = position
+            read += indices
+            inputs.append(indices if variadic else indices[0])
+        found = inferred(op, types)
         step = Step(op, inputs, [], read, [], [], [], [], None, typed)
-        self.steps.append(step)
-        for name, types, variadic, source in form.outputs:
-            if types is None:
+        for slot in opdef.outputs:
+            if slot not in computed:
                 step.outputs.append(None)
                 step.in_place.append(None)
                 continue
-            indices, in_place = self._written(step, position, op.outputs[name], types, source)
+            indices, in_place = self._written(step, slot.name, found, types)
             step.written += indices
-            step.outputs.append(indices if variadic else indices[0])
-            step.in_place.append(in_place if variadic else in_place[0])
+            step.outputs.append(indices if slot.variadic else indices[0])
+            step.in_place.append(in_place if slot.variadic else in_place[0])
+        self.steps.append(step)
 
     def _written(
-        self, step: Step, position: int, variables: Sequence[Variable], types: Sequence[TensorType], source: str | None
+        self, step: Step, slot: str, found: Mapping[str, Sequence[TensorType]], types: Mapping[str, list[TensorType]]
     ) -> tuple[list[int], list[int | None]]:
-        """The new values of one output slot, and for each the value whose array it takes over, if any."""
-        op, current, indices, in_place = step.op, self.current, list[int](), list[int | None]()
+        """The new values of an output slot, and for each the value whose array it takes over, if any."""
+        op, values, current, feeds, known = step.op, self.values, self.current, self.feeds, self.persistables
+        position, source = len(self.steps), op.opdef.inplace.get(slot)
         sources = op.inputs.get(source, ()) if source is not None else ()
-        seen = {*step.read} if source is not None and self.persistables else ()
-        for v, t in zip(variables, types, strict=True):
-            name, persistable, at = v._name, v._persistable, None
-            if name in self.feeds:
+        seen = {*step.read} if source is not None and known else ()
+        first, in_place = len(values), list[int | None]()
+        for v, t in zip(op.outputs[slot], found[slot], strict=True):
+            if t is not v.type:
+                check_accepted(op, v, t, types)
+            name, persistable, index, taken = v._name, v._persistable, len(values), None
+            if name in feeds:
                 self._check_feed_is_used(op, v)
             if source is not None:
-                own = persistable and len(indices) < len(sources) and sources[len(indices)]._name == name
-                if own or (name in self.persistables and current[name] not in seen):
-                    at = current[name]
-            in_place.append(at)
-            index = self._new_value(name, t, position, persistable)
-            indices.append(index)
+                own = persistable and index - first < len(sources) and sources[index - first]._name == name
+                if own or (name in known and current[name] not in seen):
+                    taken = current[name]
+            in_place.append(taken)
+            values.append(Value(name, t, position, persistable, -1, index))
+            current[name] = index
             if persistable:
                 step.stored.append((index, name))
-        return indices, in_place
-
-    def _form(self, op: Operator, found: Sequence[Sequence[int] | None]) -> Form:
-        """What the slots of an operator are, which reads these values: found once for those that are alike."""
-        opdef, values, outputs = op.opdef, self.values, op.outputs
-        written = [
-            s.name for s in opdef.outputs if outputs.get(s.name) and not (s.optional and self._is_idle(op, s))
-        ]  # fmt: skip
-        types = [None if s is None else tuple([id(values[i].type) for i in s]) for s in found]
-        declared = [(slot, *[id(v.type) for v in outputs[slot]]) for slot in written]
-        key = opdef, *types, *declared, *map(id, op.attrs.values())  # of what lives as long as program and values
-        form = self._forms.get(key)
-        if form is None:
-            own = {
-                s.name: [values[i].type for i in indices]
-                for s, indices in zip(opdef.inputs, found, strict=True) if indices is not None
-            }  # fmt: skip
-            results = inferred(op, own)
-            for slot in written:
-                for v, t in zip(outputs[slot], results[slot], strict=True):
-                    if t is not v.type:
-                        check_accepted(op, v, t, own)
-            unread = opdef.unread(written)
-            form = Form(
-                [(s.name not in unread, s.variadic) for s in opdef.inputs],
-                [
-                    (s.name, results[s.name] if s.name in written else None, s.variadic, opdef.inplace.get(s.name))
-                    for s in opdef.outputs
-                ],
-            )  # fmt: skip
-            if "control" not in opdef.traits:  # a block of its own may be another
-                self._forms[key] = form
-        return form
-
-    def _given(self, step: Step) -> dict[str, list[TensorType]]:
-        """The types of what a step reads, by slot."""
-        lists = [s if isinstance(s, list) else [s] for s in step.inputs]
-        return {
-            slot.name: [i if isinstance(i, TensorType) else self.values[i].type for i in indices]
-            for slot, indices in zip(step.op.opdef.inputs, lists, strict=True) if indices != [None]
-        }  # fmt: skip
+        return [*range(first, len(values))], in_place
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:
         """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
@@ -281,7 +232,11 @@ class Schedule:
 
     def call(self, step: Step) -> str:
         """The call with the types of this run, as errors show it."""
-        return _describe(step.op, self._given(step))
+        lists = [s if isinstance(s, list) else [s] for s in step.inputs]
+        return _describe(step.op, {
+            slot.name: [i if isinstance(i, TensorType) else self.values[i].type for i in indices]
+            for slot, indices in zip(step.op.opdef.inputs, lists, strict=True) if indices != [None]
+        })  # fmt: skip
 
     @property
     def random(self) -> bool:
@@ -296,20 +251,26 @@ class Schedule:
 
     def _lives(self) -> None:
         """last_use of every root covers its views; fetched values live to the end."""
-        end = len(self.steps)
+        end, values, steps = len(self.steps), self.values, self.steps
         for i in self.fetched:
-            self.values[i].last_use = end
-        for value in reversed(self.values):
-            root = self.values[value.root]
-            root.last_use = max(root.last_use, value.last_use, value.producer)
-        for i, value in enumerate(self.values):
-            if value.root == i and value.producer >= 0 and value.last_use < end and not value.persistable:
-                self.steps[value.last_use].freed.append(i)
-            elif value.root != i and value.last_use < end:
-                self.steps[max(value.last_use, value.producer)].freed.append(i)
-        for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
+            values[i].last_use = end
+        for i in range(len(values) - 1, -1, -1):
+            value = values[i]
+            root = value if value.root == i else values[value.root]
+            latest = max(value.last_use, value.producer)
+            if latest > root.last_use:
+                root.last_use = latest
+        for i, value in enumerate(values):
+            last = value.last_use
+            if value.root != i:
+                if last < end:
+                    steps[max(last, value.producer)].freed.append(i)
+            elif last < end and not value.persistable and value.producer >= 0:
+                steps[last].freed.append(i)
+        for position, step in enumerate(steps):  # a view that is read later keeps the old value
             if step.in_place.count(None) < len(step.in_place):
-                step.in_place = [each(slot, partial(self._overwritten, step, position)) for slot in step.in_place]
+                overwritten = partial(self._overwritten, step, position)
+                step.in_place = [slot if slot is None else each(slot, overwritten) for slot in step.in_place]
 
     def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:
         """Value i if this step, which updates it, may write over its memory."""
