@@ -24,7 +24,7 @@ class _Single(dict[Position, Edges]):
 class Adjacency:
     """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
-    vars: dict[tuple[str, int], Any]
+    variables: Any
     _ops: dict[Any, None]
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Adjacency:
 
         graph: Any = nx.MultiDiGraph()
         graph.add_nodes_from(self._ops)
-        graph.add_nodes_from(self.vars.values())
+        graph.add_nodes_from(self.variables)
         for op in self._ops:
             graph.add_edges_from((v, op, (s, i), {}) for s, vs in op.inputs.items() for i, v in enumerate(vs))
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))

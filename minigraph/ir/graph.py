@@ -154,6 +154,7 @@ class OpNode:
 class Graph(Adjacency):
     """Operators and variables of one program.
 
+    newest      the newest version of each variable by its name; the versions before it are linked
     fetched     names whose final values the run must give
     declared    names of the Program's variables, which new ones must not take
     changed     what was touched since `verify` looked last, operators and variables
@@ -165,8 +166,7 @@ class Graph(Adjacency):
         self.name, self.fetched, self.declared = name, frozenset(fetched), frozenset(declared)
         self.changed: dict[OpNode | VarNode, None] = {}
         self.awaits_gradients = False
-        self.vars: dict[tuple[str, int], VarNode] = {}
-        self.latest: dict[str, int] = {}  # name -> its newest version
+        self.newest: dict[str, VarNode] = {}
         self._sorted: list[OpNode] | None = None
         self._ops: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
@@ -186,14 +186,39 @@ class Graph(Adjacency):
     def __contains__(self, op: OpNode) -> bool:
         return op in self._ops
 
+    @property
+    def variables(self) -> list[VarNode]:
+        """All versions of all variables, later ones before those before them."""
+        found = list(self.newest.values())
+        for v in found:  # which grows meanwhile
+            if v.previous_version is not None:
+                found.append(v.previous_version)
+        return found
+
+    @property
+    def vars(self) -> dict[tuple[str, int], VarNode]:
+        """All variables by name and version, as they are now."""
+        return {(v.name, v.version): v for v in self.variables}
+
+    def holds(self, v: VarNode) -> bool:
+        """Whether a version of a variable is in the graph."""
+        own = self.newest.get(v.name)
+        while own is not None and own is not v:
+            own = own.previous_version
+        return own is v
+
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
-        version = self.latest[name] = self.latest.get(name, -1) + 1
-        v = self.vars[name, version] = VarNode(self, name, version, type, source)
-        if version:
-            before = v.previous_version = self.vars[name, version - 1]
-            before.next_version = v
+        v = self.put_var(name, type, source)
         self.changed[v] = None
+        return v
+
+    def put_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
+        """As `add_var`, of what counts as no change: the graph of a program is made so."""
+        before = self.newest.get(name)
+        v = self.newest[name] = VarNode(self, name, before.version + 1 if before is not None else 0, type, source)
+        if before is not None:
+            v.previous_version, before.next_version = before, v
         return v
 
     def fresh_name(self, base: str) -> str:
@@ -203,14 +228,14 @@ class Graph(Adjacency):
         return next(n for i in itertools.count(1) if self.is_free(n := f"{base}_{i}"))
 
     def is_free(self, name: str) -> bool:
-        return name not in self.latest and name not in self.declared
+        return name not in self.newest and name not in self.declared
 
     def rename_var(self, v: VarNode, name: str) -> None:
         """Give a variable of one version another name that is free."""
-        assert v.version == 0 and v.next_version is None and name not in self.latest
-        del self.vars[v.name, 0], self.latest[v.name]
+        assert v.version == 0 and v.next_version is None and name not in self.newest
+        del self.newest[v.name]
         v.name = name
-        self.vars[name, 0], self.latest[name] = v, 0
+        self.newest[name] = v
 
     def add_op(self, op: OpNode) -> OpNode:
         """Put an operator in at its rank; its variables are in the graph already."""
@@ -259,12 +284,16 @@ class Graph(Adjacency):
 
     def remove_op(self, op: OpNode) -> None:
         """Take an operator out; its variables stay."""
+        changed = self.changed
         del self._ops[op], self._by_type[op.type][op]
         self._sorted = None
         self._cut(op)
-        self.changed.pop(op, None)
-        for node in (*op.output_vars, *op.grads):
-            self.changed[node] = None
+        changed.pop(op, None)
+        for vs in op.outputs.values():
+            for v in vs:
+                changed[v] = None
+        if op.grads:
+            changed.update(op.grads)
         if op.forward is not None:
             del op.forward.grads[op]
 
@@ -272,14 +301,13 @@ class Graph(Adjacency):
         """Take out the newest version of a variable, which has no producer and no reader any more."""
         assert v.producer is None and not v.read_by, f"{v} is still used"
         assert v.next_version is None, f"{v} has a newer version"
-        if v.previous_version is not None:
-            v.previous_version.next_version = None
+        before = v.previous_version
         self.changed.pop(v, None)
-        del self.vars[v.name, v.version]
-        if v.version:
-            self.latest[v.name] = v.version - 1
+        if before is not None:
+            before.next_version = None
+            self.newest[v.name] = before
         else:
-            del self.latest[v.name]
+            del self.newest[v.name]
 
     def merge_var(self, v: VarNode, into: VarNode) -> None:
         """Let the operators that write and read `v` do so with another variable, and take `v` out."""
