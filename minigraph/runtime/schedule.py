@@ -75,6 +75,9 @@ class Step:
     def updates(self) -> list[tuple[int, int]]:
         """(value written, value whose array it takes over)."""
         if self._updates is None or self._updates[0] is not self.in_place:
+            if self.in_place.count(None) == len(self.in_place):  # as of most
+                self._updates = self.in_place, []
+                return self._updates[1]
             slots = zip(self.outputs, self.in_place, strict=True)
             lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
             pairs = ((o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False))
@@ -93,8 +96,10 @@ Show = Callable[["Schedule"], list[tuple[int, str]]]
 def show_views(schedule: Schedule) -> list[tuple[int, str]]:
     """Let the values show the memory of others that NumPy computes without a copy."""
     for step in schedule.steps:
+        if step.op.opdef.shows is None:
+            continue
         viewed = next((i for i in step.inputs if isinstance(i, int)), None)
-        if viewed is not None and step.op.opdef.shows is not None:
+        if viewed is not None:
             for i in step.written:
                 schedule.values[i].root = schedule.values[viewed].root
     return []
@@ -158,7 +163,10 @@ class Schedule:
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
         values, current, given = self.values, self.current, op.inputs
-        inputs, read, typed, types = list[Any](), list[int](), None, dict[str, list[TensorType]]()
+        inputs: list[Any] = []
+        read: list[int] = []
+        types: dict[str, list[TensorType]] = {}
+        typed: dict[int, list[int]] | None = None
         computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
         unread = opdef.unread([s.name for s in computed])
         for name, _, variadic in opdef.inputs:
@@ -176,48 +184,46 @@ class Schedule:
                 values[i].last_use = position
             read += indices
             inputs.append(indices if variadic else indices[0])
-        found = inferred(op, types)
         step = Step(op, inputs, [], read, [], [], [], [], None, typed)
+        self._write(step, computed, types)
+        self.steps.append(step)
+
+    def _write(self, step: Step, computed: Sequence[Slot], types: Mapping[str, list[TensorType]]) -> None:
+        """New values of what a step computes, and the values whose arrays these take over, if any."""
+        op, opdef, position, feeds = step.op, step.op.opdef, len(self.steps), self.feeds
+        values, current, known, found = self.values, self.current, self.persistables, inferred(op, types)
+        seen = {*step.read} if opdef.inplace and known else ()
         for slot in opdef.outputs:
             if slot not in computed:
                 step.outputs.append(None)
                 step.in_place.append(None)
                 continue
-            indices, in_place = self._written(step, slot.name, found, types)
+            source = opdef.inplace.get(slot.name)
+            sources = op.inputs.get(source, ()) if source is not None else ()
+            first, in_place = len(values), []
+            for v, t in zip(op.outputs[slot.name], found[slot.name], strict=True):
+                if t is not v.type:
+                    check_accepted(op, v, t, types)
+                name, persistable, index, taken = v._name, v._persistable, len(values), None
+                if name in feeds:
+                    self._check_feed_is_used(op, v)
+                if source is not None:
+                    own = persistable and index - first < len(sources) and sources[index - first]._name == name
+                    if own or (name in known and current[name] not in seen):
+                        taken = current[name]
+                in_place.append(taken)
+                values.append(Value(name, t, position, persistable, -1, index))
+                current[name] = index
+                if persistable:
+                    step.stored.append((index, name))
+            indices = [*range(first, len(values))]
             step.written += indices
-            step.outputs.append(indices if slot.variadic else indices[0])
+            step.outputs.append(indices if slot.variadic else first)
             step.in_place.append(in_place if slot.variadic else in_place[0])
-        self.steps.append(step)
-
-    def _written(
-        self, step: Step, slot: str, found: Mapping[str, Sequence[TensorType]], types: Mapping[str, list[TensorType]]
-    ) -> tuple[list[int], list[int | None]]:
-        """The new values of an output slot, and for each the value whose array it takes over, if any."""
-        op, values, current, feeds, known = step.op, self.values, self.current, self.feeds, self.persistables
-        position, source = len(self.steps), op.opdef.inplace.get(slot)
-        sources = op.inputs.get(source, ()) if source is not None else ()
-        seen = {*step.read} if source is not None and known else ()
-        first, in_place = len(values), list[int | None]()
-        for v, t in zip(op.outputs[slot], found[slot], strict=True):
-            if t is not v.type:
-                check_accepted(op, v, t, types)
-            name, persistable, index, taken = v._name, v._persistable, len(values), None
-            if name in feeds:
-                self._check_feed_is_used(op, v)
-            if source is not None:
-                own = persistable and index - first < len(sources) and sources[index - first]._name == name
-                if own or (name in known and current[name] not in seen):
-                    taken = current[name]
-            in_place.append(taken)
-            values.append(Value(name, t, position, persistable, -1, index))
-            current[name] = index
-            if persistable:
-                step.stored.append((index, name))
-        return [*range(first, len(values))], in_place
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:
         """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
-        if all(s.optional for s in op.opdef.outputs):
+        if op.opdef.all_optional:
             return False
         return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
 
@@ -257,7 +263,7 @@ class Schedule:
         for i in range(len(values) - 1, -1, -1):
             value = values[i]
             root = value if value.root == i else values[value.root]
-            latest = max(value.last_use, value.producer)
+            latest = value.last_use if value.last_use > value.producer else value.producer
             if latest > root.last_use:
                 root.last_use = latest
         for i, value in enumerate(values):
