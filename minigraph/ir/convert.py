@@ -7,6 +7,7 @@ from typing import Any
 
 from minigraph.program import Block, Operator, Program, Variable, copy_var
 from minigraph.program.blocks.block_numbers import next_number, sub_programs
+from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.variable import RemovedVariable
 from minigraph.types import TensorType
 
@@ -126,11 +127,12 @@ def _operator(
     node: OpNode, block: Block, variable: Callable[[VarNode], Variable], known: Mapping[OpNode, Operator]
 ) -> Operator:
     """The Operator of a node; `known` has those before it."""
+    attrs = node.attrs if "control" not in node.opdef.traits else dict(node.attrs)  # whose blocks will be others
     return Operator(
         block, node.opdef,
-        {slot: list(map(variable, vs)) for slot, vs in node.inputs.items()},
-        {slot: list(map(variable, vs)) for slot, vs in node.outputs.items()},
-        dict(node.attrs), role=node.role, forward=known.get(node.forward) if node.forward else None,
+        FixedSlots([(slot, SlotVars(map(variable, vs))) for slot, vs in node.inputs.items()]),
+        FixedSlots([(slot, SlotVars(map(variable, vs))) for slot, vs in node.outputs.items()]),
+        attrs, role=node.role, forward=known.get(node.forward) if node.forward else None,
         grad_slot=node.grad_slot, site=node.site, number=node.number, scope_name=node.scope_name,
     )  # fmt: skip
 
