@@ -292,8 +292,8 @@ class Graph(Adjacency):
         for vs in op.outputs.values():
             for v in vs:
                 changed[v] = None
-        if op.grads:
-            changed.update(op.grads)
+        for grad in op.grads:
+            changed[grad] = None
         if op.forward is not None:
             del op.forward.grads[op]
 

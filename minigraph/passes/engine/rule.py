@@ -209,14 +209,11 @@ class _Replacement:
         inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
         for v in inner:
             pinned = v.pinned
-            if pinned is not None:
-                raise Refused("{} is {}, the fused operator would not produce it", v.name, pinned)
-            if not inside.issuperset(v.read_by):
-                for reader in v.consumers:
-                    if reader not in inside and reader.reads_values_of(v):
-                        raise Refused("{} is also read by {}", v.name, reader)
-            if v.version or v.next_version is not None:
-                raise Refused("{} is updated in place", v.name)
+            refuse_unless(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
+            for reader in v.consumers if not inside.issuperset(v.read_by) else ():
+                if reader not in inside:
+                    refuse_unless(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
+            refuse_unless(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
         return inner
 
     def _place(self) -> Rank:
@@ -241,8 +238,7 @@ class _Replacement:
         inside, outgoing = {*self.old}, {}
         for op in self.old:
             for grad in op.grads:
-                if grad.grads:
-                    raise Refused("{} is differentiated twice", op)
+                refuse_unless(not grad.grads, "{} is differentiated twice", op)
                 for slot, out in gradient_slots(grad):
                     for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
                         if v.producer in inside:

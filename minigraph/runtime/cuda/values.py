@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.runtime.overwriting import dies, named_input
