@@ -7,7 +7,10 @@ passes of a small program. Only this file and `graph.py` change edges.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from .versions import Versions
 
 Position = tuple[str, int]  # slot, index in it
 Edges = dict[Position, None]  # between two nodes; a single edge is shared, several belong to their two nodes
@@ -21,13 +24,13 @@ class _Single(dict[Position, Edges]):
         return self[at]
 
 
-class Adjacency:
+class Adjacency(Versions):
     """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
-    variables: Any
     _ops: dict[Any, None]
 
-    def __init__(self) -> None:
+    def __init__(self, declared: Iterable[str] = ()) -> None:
+        super().__init__(declared)
         self._single = _Single()
 
     @property

@@ -162,11 +162,10 @@ class Graph(Adjacency):
     """
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
-        super().__init__()
-        self.name, self.fetched, self.declared = name, frozenset(fetched), frozenset(declared)
+        super().__init__(declared)
+        self.name, self.fetched = name, frozenset(fetched)
         self.changed: dict[OpNode | VarNode, None] = {}
         self.awaits_gradients = False
-        self.newest: dict[str, VarNode] = {}
         self._sorted: list[OpNode] | None = None
         self._ops: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
@@ -186,27 +185,6 @@ class Graph(Adjacency):
     def __contains__(self, op: OpNode) -> bool:
         return op in self._ops
 
-    @property
-    def variables(self) -> list[VarNode]:
-        """All versions of all variables, later ones before those before them."""
-        found = list(self.newest.values())
-        for v in found:  # which grows meanwhile
-            if v.previous_version is not None:
-                found.append(v.previous_version)
-        return found
-
-    @property
-    def vars(self) -> dict[tuple[str, int], VarNode]:
-        """All variables by name and version, as they are now."""
-        return {(v.name, v.version): v for v in self.variables}
-
-    def holds(self, v: VarNode) -> bool:
-        """Whether a version of a variable is in the graph."""
-        own = self.newest.get(v.name)
-        while own is not None and own is not v:
-            own = own.previous_version
-        return own is v
-
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
         v = self.put_var(name, type, source)
@@ -220,15 +198,6 @@ class Graph(Adjacency):
         if before is not None:
             v.previous_version, before.next_version = before, v
         return v
-
-    def fresh_name(self, base: str) -> str:
-        """`base`, numbered if the graph or its Program has that name already."""
-        if self.is_free(base):
-            return base
-        return next(n for i in itertools.count(1) if self.is_free(n := f"{base}_{i}"))
-
-    def is_free(self, name: str) -> bool:
-        return name not in self.newest and name not in self.declared
 
     def rename_var(self, v: VarNode, name: str) -> None:
         """Give a variable of one version another name that is free."""

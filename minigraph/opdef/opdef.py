@@ -169,11 +169,6 @@ class OpDef(Signature):
         return "nondifferentiable" not in self.traits
 
     @cached_property
-    def all_optional(self) -> bool:
-        """Whether every output is computed only where it is wanted: none is the result beside which others stand."""
-        return all(s.optional for s in self.outputs)
-
-    @cached_property
     def injected(self) -> frozenset[str]:
         """The names of INJECTED that the CPU kernel takes."""
         return INJECTED & inspect.signature(self.cpu_kernel).parameters.keys()

@@ -8,7 +8,7 @@ from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require
 from minigraph.program import Block, Operator, Parameter, Variable, unique_name
-from minigraph.program.block import checked_name
+from minigraph.program.block import checked_name, keep
 from minigraph.program.builder import Builder
 from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope
@@ -97,7 +97,7 @@ def _declared(block: Block, startup: Block, key: str, type: TensorType) -> tuple
     name = checked_name(unique_name.generate(key))
     while name in block.vars or name in startup.vars:
         name = checked_name(unique_name.generate(key))
-    return block.keep(name, type), startup.keep(name, type)
+    return keep(block, name, type), keep(startup, name, type)
 
 
 def rate_of(learning_rate: Any) -> float:

@@ -88,14 +88,6 @@ class Block(PartOfProgram):
         type = tensor_type(shape, dtype if dtype is not None else default_dtype())
         return self._add(Parameter(self, name, type, site=call_site(), **facts))
 
-    def keep(self, name: str, type: TensorType) -> Variable:
-        """Add a persistable variable through which no gradient flows; its name is fit and free."""
-        program = self.program
-        made = Variable(self, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
-        dict.__setitem__(self.vars, name, made)  # nothing else changes
-        program.version += 1
-        return made
-
     def _add(self, variable: Any) -> Any:
         name = checked_name(variable._name)
         if name in self.vars:
@@ -247,6 +239,15 @@ def _check_all_ranks_come(program: Program, opdef: Any) -> None:
         f"{opdef.type} stands in {program.name}, a block of a branch or loop: ranks that decide differently would wait"
         " for each other", ProgramError, "call it outside, on what the branch or loop returns",
     )  # fmt: skip
+
+
+def keep(block: Block, name: str, type: TensorType) -> Variable:
+    """Add a persistable variable through which no gradient flows; its name is fit and free."""
+    program = block.program
+    made = Variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
+    dict.__setitem__(block.vars, name, made)  # nothing else changes
+    program.version += 1
+    return made
 
 
 def checked_name(name: Any) -> str:

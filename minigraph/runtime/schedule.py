@@ -134,7 +134,7 @@ class Schedule:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
         self.remarks = show(self)
-        self._lives()
+        _find_lives(self)
 
     def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
         index = len(self.values)
@@ -255,34 +255,36 @@ class Schedule:
             return [self.values[i].type for i in output]
         return None if output is None else self.values[output].type
 
-    def _lives(self) -> None:
-        """last_use of every root covers its views; fetched values live to the end."""
-        end, values, steps = len(self.steps), self.values, self.steps
-        for i in self.fetched:
-            values[i].last_use = end
-        for i in range(len(values) - 1, -1, -1):
-            value = values[i]
-            root = value if value.root == i else values[value.root]
-            latest = value.last_use if value.last_use > value.producer else value.producer
-            if latest > root.last_use:
-                root.last_use = latest
-        for i, value in enumerate(values):
-            last = value.last_use
-            if value.root != i:
-                if last < end:
-                    steps[max(last, value.producer)].freed.append(i)
-            elif last < end and not value.persistable and value.producer >= 0:
-                steps[last].freed.append(i)
-        for position, step in enumerate(steps):  # a view that is read later keeps the old value
-            if step.in_place.count(None) < len(step.in_place):
-                overwritten = partial(self._overwritten, step, position)
-                step.in_place = [slot if slot is None else each(slot, overwritten) for slot in step.in_place]
 
-    def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:
-        """Value i if this step, which updates it, may write over its memory."""
-        if i is None or not self.inplace or self.values[self.values[i].root].last_use > position:
-            return None
-        return i if shown_once(step, self.values, i) else None
+def _find_lives(schedule: Schedule) -> None:
+    """last_use of every root covers its views; fetched values live to the end."""
+    end, values, steps = len(schedule.steps), schedule.values, schedule.steps
+    for i in schedule.fetched:
+        values[i].last_use = end
+    for i in range(len(values) - 1, -1, -1):
+        value = values[i]
+        root = value if value.root == i else values[value.root]
+        latest = value.last_use if value.last_use > value.producer else value.producer
+        if latest > root.last_use:
+            root.last_use = latest
+    for i, value in enumerate(values):
+        last = value.last_use
+        if value.root != i:
+            if last < end:
+                steps[max(last, value.producer)].freed.append(i)
+        elif last < end and not value.persistable and value.producer >= 0:
+            steps[last].freed.append(i)
+    for position, step in enumerate(steps):  # a view that is read later keeps the old value
+        if step.in_place.count(None) < len(step.in_place):
+            overwritten = partial(_overwritten, schedule, step, position)
+            step.in_place = [slot if slot is None else each(slot, overwritten) for slot in step.in_place]
+
+
+def _overwritten(schedule: Schedule, step: Step, position: int, i: int | None) -> int | None:
+    """Value i if this step, which updates it, may write over its memory."""
+    if i is None or not schedule.inplace or schedule.values[schedule.values[i].root].last_use > position:
+        return None
+    return i if shown_once(step, schedule.values, i) else None
 
 
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
