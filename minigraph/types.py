@@ -165,7 +165,10 @@ class TensorType:
         own, given = self.shape, other.shape
         if own == given or len(own) != len(given):
             return own == given and self.dtype == other.dtype
-        return self.dtype == other.dtype and all([a in (-1, b) or b == -1 for a, b in zip(own, given, strict=True)])
+        for a, b in zip(own, given, strict=True):
+            if a not in (b, -1) and b != -1:
+                return False
+        return self.dtype == other.dtype
 
     def __str__(self) -> str:
         return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"

@@ -153,7 +153,7 @@ class _GradientFlow:
     def __init__(self, graph: Graph) -> None:
         self.sources: dict[str, int] = {}
         self.stops: list[VarNode] = []
-        for v in graph.vars.values():
+        for v in graph.variables:
             op = v.producer
             is_start = v.given if op is None else not op.opdef.differentiable
             if is_start and v.type.is_float and not _is_stopped(v):
@@ -163,11 +163,11 @@ class _GradientFlow:
     def into_kept(self, graph: Graph) -> dict[str, int]:
         """{name of a kept value: sources from which it is computed, as bits}."""
         bits = self._bits(graph, [])
-        return {v.name: bits.get(v, 0) for v in graph.vars.values() if v.pinned and v.next_version is None}
+        return {v.name: bits.get(v, 0) for v in graph.variables if v.pinned and v.next_version is None}
 
     def _bits(self, graph: Graph, stops: list[VarNode]) -> dict[VarNode, int]:
         """{value: sources}; `stops` is filled."""
-        bits = {v: self.sources.get(v.name, 0) for v in graph.vars.values() if v.given}
+        bits = {v: self.sources.get(v.name, 0) for v in graph.variables if v.given}
         for op in graph.ops:
             opdef, incoming = op.opdef, 0
             for v in op.input_vars if opdef.differentiable and opdef.grad_function is not None else ():
@@ -186,7 +186,7 @@ class _GradientFlow:
             other = bits ^ after.get(name, 0)
             if other:
                 source = next(s for s, bit in self.sources.items() if bit & other)
-                v = graph.vars[name, graph.latest[name]]
+                v = graph.newest[name]
                 raise NO_GRADIENT(
                     f"after these passes the gradient of {name} would {'not ' if bits & other else ''}reach {source}",
                     site=v.producer.site if v.producer is not None else None,

@@ -7,7 +7,10 @@ passes of a small program. Only this file and `graph.py` change edges.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from .versions import Versions
 
 Position = tuple[str, int]  # slot, index in it
 Edges = dict[Position, None]  # between two nodes; a single edge is shared, several belong to their two nodes
@@ -21,13 +24,13 @@ class _Single(dict[Position, Edges]):
         return self[at]
 
 
-class Adjacency:
+class Adjacency(Versions):
     """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
-    vars: dict[tuple[str, int], Any]
     _ops: dict[Any, None]
 
-    def __init__(self) -> None:
+    def __init__(self, declared: Iterable[str] = ()) -> None:
+        super().__init__(declared)
         self._single = _Single()
 
     @property
@@ -37,7 +40,7 @@ class Adjacency:
 
         graph: Any = nx.MultiDiGraph()
         graph.add_nodes_from(self._ops)
-        graph.add_nodes_from(self.vars.values())
+        graph.add_nodes_from(self.variables)
         for op in self._ops:
             graph.add_edges_from((v, op, (s, i), {}) for s, vs in op.inputs.items() for i, v in enumerate(vs))
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))

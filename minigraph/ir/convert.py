@@ -7,7 +7,9 @@ from typing import Any
 
 from minigraph.program import Block, Operator, Program, Variable, copy_var
 from minigraph.program.blocks.block_numbers import next_number, sub_programs
+from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.variable import RemovedVariable
+from minigraph.types import TensorType
 
 from .graph import Graph, OpNode, VarNode
 
@@ -17,24 +19,23 @@ def to_graph(
 ) -> Graph:
     """The Graph of a program, or of some of its operators; an operator's rank is its position."""
     graph = kind(program.name, (*fetches, *program.fetched), program.vars)
-    current: dict[str, VarNode] = {}
     nodes: dict[int, OpNode] = {}
+    newest, put_var = graph.newest, graph.put_var
 
     def given(v: Variable) -> VarNode:
         """What a variable holds before this run: version 0."""
-        node = current[v._name] = graph.add_var(v._name, v.type, v)
+        node = put_var(v._name, v.type, v)
         node.given = True
         return node
 
     def write(v: Variable) -> VarNode:
         name = v._name
-        if v._persistable and name not in current:
+        if v._persistable and name not in newest:
             given(v)
-        node = current[name] = graph.add_var(name, v.type, v)
-        return node
+        return put_var(name, v.type, v)
 
     for position, op in enumerate(program.ops if ops is None else ops):
-        inputs = {slot: [current.get(v._name) or given(v) for v in vs] for slot, vs in op.inputs.items()}
+        inputs = {slot: [newest.get(v._name) or given(v) for v in vs] for slot, vs in op.inputs.items()}
         outputs = {slot: [write(v) for v in vs] for slot, vs in op.outputs.items()}
         nodes[id(op)] = node = OpNode(
             op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
@@ -42,7 +43,6 @@ def to_graph(
             number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
         graph.put(node)
-    graph.changed.clear()  # by passes, nothing yet
     return graph
 
 
@@ -52,7 +52,10 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     program.before = source
     block = program.global_block()
-    used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.producer is not None}
+    used: dict[str, TensorType] = {}
+    for v in graph.variables:
+        if (v.read_by or v.producer is not None) and v.name not in used:  # the newest version comes first
+            used[v.name] = v.type
     variables: dict[str, Variable] = {}
     for name, v in list(source.vars.items()):  # to which another thread may add
         kept = v.persistable or v.is_data
@@ -124,11 +127,12 @@ def _operator(
     node: OpNode, block: Block, variable: Callable[[VarNode], Variable], known: Mapping[OpNode, Operator]
 ) -> Operator:
     """The Operator of a node; `known` has those before it."""
+    attrs = node.attrs if "control" not in node.opdef.traits else dict(node.attrs)  # whose blocks will be others
     return Operator(
         block, node.opdef,
-        {slot: list(map(variable, vs)) for slot, vs in node.inputs.items()},
-        {slot: list(map(variable, vs)) for slot, vs in node.outputs.items()},
-        dict(node.attrs), role=node.role, forward=known.get(node.forward) if node.forward else None,
+        FixedSlots([(slot, SlotVars(map(variable, vs))) for slot, vs in node.inputs.items()]),
+        FixedSlots([(slot, SlotVars(map(variable, vs))) for slot, vs in node.outputs.items()]),
+        attrs, role=node.role, forward=known.get(node.forward) if node.forward else None,
         grad_slot=node.grad_slot, site=node.site, number=node.number, scope_name=node.scope_name,
     )  # fmt: skip
 

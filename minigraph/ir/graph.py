@@ -154,6 +154,7 @@ class OpNode:
 class Graph(Adjacency):
     """Operators and variables of one program.
 
+    newest      the newest version of each variable by its name; the versions before it are linked
     fetched     names whose final values the run must give
     declared    names of the Program's variables, which new ones must not take
     changed     what was touched since `verify` looked last, operators and variables
@@ -161,12 +162,10 @@ class Graph(Adjacency):
     """
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
-        super().__init__()
-        self.name, self.fetched, self.declared = name, frozenset(fetched), frozenset(declared)
+        super().__init__(declared)
+        self.name, self.fetched = name, frozenset(fetched)
         self.changed: dict[OpNode | VarNode, None] = {}
         self.awaits_gradients = False
-        self.vars: dict[tuple[str, int], VarNode] = {}
-        self.latest: dict[str, int] = {}  # name -> its newest version
         self._sorted: list[OpNode] | None = None
         self._ops: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
@@ -188,29 +187,24 @@ class Graph(Adjacency):
 
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
-        version = self.latest[name] = self.latest.get(name, -1) + 1
-        v = self.vars[name, version] = VarNode(self, name, version, type, source)
-        if version:
-            before = v.previous_version = self.vars[name, version - 1]
-            before.next_version = v
+        v = self.put_var(name, type, source)
         self.changed[v] = None
         return v
 
-    def fresh_name(self, base: str) -> str:
-        """`base`, numbered if the graph or its Program has that name already."""
-        if self.is_free(base):
-            return base
-        return next(n for i in itertools.count(1) if self.is_free(n := f"{base}_{i}"))
-
-    def is_free(self, name: str) -> bool:
-        return name not in self.latest and name not in self.declared
+    def put_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
+        """As `add_var`, of what counts as no change: the graph of a program is made so."""
+        before = self.newest.get(name)
+        v = self.newest[name] = VarNode(self, name, before.version + 1 if before is not None else 0, type, source)
+        if before is not None:
+            v.previous_version, before.next_version = before, v
+        return v
 
     def rename_var(self, v: VarNode, name: str) -> None:
         """Give a variable of one version another name that is free."""
-        assert v.version == 0 and v.next_version is None and name not in self.latest
-        del self.vars[v.name, 0], self.latest[v.name]
+        assert v.version == 0 and v.next_version is None and name not in self.newest
+        del self.newest[v.name]
         v.name = name
-        self.vars[name, 0], self.latest[name] = v, 0
+        self.newest[name] = v
 
     def add_op(self, op: OpNode) -> OpNode:
         """Put an operator in at its rank; its variables are in the graph already."""
@@ -259,12 +253,16 @@ class Graph(Adjacency):
 
     def remove_op(self, op: OpNode) -> None:
         """Take an operator out; its variables stay."""
+        changed = self.changed
         del self._ops[op], self._by_type[op.type][op]
         self._sorted = None
         self._cut(op)
-        self.changed.pop(op, None)
-        for node in (*op.output_vars, *op.grads):
-            self.changed[node] = None
+        changed.pop(op, None)
+        for vs in op.outputs.values():
+            for v in vs:
+                changed[v] = None
+        for grad in op.grads:
+            changed[grad] = None
         if op.forward is not None:
             del op.forward.grads[op]
 
@@ -272,14 +270,13 @@ class Graph(Adjacency):
         """Take out the newest version of a variable, which has no producer and no reader any more."""
         assert v.producer is None and not v.read_by, f"{v} is still used"
         assert v.next_version is None, f"{v} has a newer version"
-        if v.previous_version is not None:
-            v.previous_version.next_version = None
+        before = v.previous_version
         self.changed.pop(v, None)
-        del self.vars[v.name, v.version]
-        if v.version:
-            self.latest[v.name] = v.version - 1
+        if before is not None:
+            before.next_version = None
+            self.newest[v.name] = before
         else:
-            del self.latest[v.name]
+            del self.newest[v.name]
 
     def merge_var(self, v: VarNode, into: VarNode) -> None:
         """Let the operators that write and read `v` do so with another variable, and take `v` out."""

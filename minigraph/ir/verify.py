@@ -19,7 +19,7 @@ def verify(graph: Graph, after: str = "construction", types: bool | Collection[O
     """
     typed = None if isinstance(types, bool) else types
     read, fitting = 0, set[Hashable]()
-    for v in graph.vars.values():
+    for v in graph.variables:
         read += _verify_var(graph, v, after)
     for op in graph.ops:
         _verify_op(graph, op, after)
@@ -38,7 +38,7 @@ def verify_changes(graph: Graph, after: str) -> None:
     graph.changed.clear()
     for node in changed:
         if isinstance(node, VarNode):
-            if graph.vars.get((node.name, node.version)) is node:
+            if graph.holds(node):
                 _verify_var(graph, node, after)
         elif node in graph:
             _verify_op(graph, node, after)
@@ -51,8 +51,9 @@ def _verify_var(graph: Graph, v: VarNode, after: str) -> int:
     if v.producer is None and not v.given and (v.read_by or v.pinned):
         raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but no operator writes it")
     if v.version:
-        earlier = graph.vars.get((v.name, v.version - 1))
-        if earlier is None or earlier is not v.previous_version or earlier.next_version is not v:
+        earlier = v.previous_version
+        follows = earlier is not None and earlier.next_version is v
+        if earlier is None or not follows or (earlier.name, earlier.version) != (v.name, v.version - 1):
             raise VerifyError(f"after {after}: {v!r} does not know the version before it")
     number = 0
     for reader, positions in v.read_by.items():

@@ -55,6 +55,11 @@ class Signature:
         return tuple(s.name for s in self.outputs)
 
     @cached_property
+    def all_optional(self) -> bool:
+        """Whether every output is computed only where it is wanted: none is the result beside which others stand."""
+        return all(s.optional for s in self.outputs)
+
+    @cached_property
     def slots(self) -> Mapping[str, Slot]:
         """Inputs and outputs by name."""
         return {s.name: s for s in (*self.inputs, *self.outputs)}

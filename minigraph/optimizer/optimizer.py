@@ -112,11 +112,9 @@ class Optimizer(FixedOnceUsed):
         states = new_states(self, param)
         if self.multi_precision and param.dtype in LOW_PRECISION:
             states["MasterParam"] = master_weight(param, self._shared.startup)
-        g.emit(
-            self.op_type, param, grad, lr, **states, **self._shared.flags, **self.attrs(param),
-            out={"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}},
-            needs=["MasterParamOut", "Moment2MaxOut", "MeanGradOut"],
-        )  # fmt: skip
+        first = dict(zip(get_op(self.op_type).input_names, (param, grad, lr), strict=False))
+        out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
+        self._shared.append(g, self.op_type, {**first, **states, **self._shared.flags}, out, self.attrs(param))
 
     def _set_auxiliary_var(self, key: str, var: Any) -> None:
         """Give all updates one number on the device, as Paddle's mixed precision does.

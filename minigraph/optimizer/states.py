@@ -8,7 +8,9 @@ from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require
 from minigraph.program import Block, Operator, Parameter, Variable, unique_name
+from minigraph.program.block import checked_name, keep
 from minigraph.program.builder import Builder
+from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope
 from minigraph.program.variable import WIDE_SUFFIX
 from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
@@ -16,17 +18,43 @@ from minigraph.types import TensorType, bfloat16, float16, float32, float64, ten
 from .lr import LRScheduler
 from .settings import check_number
 
+WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"
+
 Fills = dict[tuple[TensorType, str], Operator]
 """Startup operators by the type and the text of the value with which they fill a variable."""
 
 
 @dataclass
 class Shared:
-    """What the updates share that one call appends; empty between calls."""
+    """What the updates share that one call appends; empty between calls.
+
+    updates  the first of several that cannot be told apart but by their variables, by all that they can be told by
+    """
 
     startup: Any = None  # the Block where states are initialised
     flags: dict[str, Any] = field(default_factory=dict)  # variables by the slot of an update that reads them
     fills: Fills = field(default_factory=dict)
+    updates: dict[Any, Operator] = field(default_factory=dict)
+
+    def append(self, g: Builder, op_type: str, read: dict[str, Variable], out: dict[str, Variable], attrs: Any) -> None:
+        """Append an update, {slot: variable} of what it reads and writes: what is like one before is not checked again.
+
+        Optional outputs of `WRITTEN` are new variables where `out` does not name them.
+        """
+        block, program = g.block, g.block.program
+        variables = (*read.values(), *out.values())
+        known, key = None, None
+        if all([isinstance(v, Variable) and v.block is block for v in variables]) and not holds_variables(attrs):
+            stands = program.role, program.differentiated, id(program.site), program.scope_name
+            key = op_type, *read, *out, *[id(v.type) for v in variables], repr(attrs), *stands
+            known = self.updates.get(key)
+        if known is not None:
+            inputs = {slot: [read[slot]] for slot in known.inputs}
+            block.add_op(known.like({slot: [out[slot]] for slot in known.outputs}, inputs))
+            return
+        g.emit(op_type, **read, **attrs, out=out, needs=WRITTEN)
+        if key is not None and program.ops[-1].outputs.keys() <= out.keys():
+            self.updates[key] = program.ops[-1]
 
 
 def persistable(
@@ -69,12 +97,12 @@ def master_weight(param: Parameter, startup: Block) -> Variable:
     return own
 
 
-def _declared(block: Block, startup: Block, key: str, type: TensorType) -> list[Variable]:
+def _declared(block: Block, startup: Block, key: str, type: TensorType) -> tuple[Variable, Variable]:
     """A new persistable variable of both programs."""
-    name = unique_name.generate(key)
+    name = checked_name(unique_name.generate(key))
     while name in block.vars or name in startup.vars:
-        name = unique_name.generate(key)
-    return [b.create_var(name, type=type, persistable=True, stop_gradient=True) for b in (block, startup)]
+        name = checked_name(unique_name.generate(key))
+    return keep(block, name, type), keep(startup, name, type)
 
 
 def rate_of(learning_rate: Any) -> float:

@@ -89,6 +89,7 @@ class ActivationGrad(Rule):
     """activation_grad(..., fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad, ReserveSpace"""
 
     activation: str
+    gradient: str  # its operator
 
     def __init__(self, cache: ActivationCache) -> None:
         self.cache = cache
@@ -104,14 +105,14 @@ class ActivationGrad(Rule):
         needs = [slot for slot, v in zip(("DX", "DY", "DBias"), g.replaced, strict=True) if v is not None]
         return g.fused_gemm_epilogue_grad(
             DOut, X, Y, self.cache.reserve(X), trans_x=trans_x, trans_y=trans_y,
-            activation_grad=f"{self.activation}_grad", approximate=approximate, needs=needs,
+            activation_grad=self.gradient, approximate=approximate, needs=needs,
         )[:3]  # fmt: skip
 
 
 class ReluGradLinearGrad(ActivationGrad):
     """relu_grad(X, fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad(DOut, X, Y, ReserveSpace)"""
 
-    activation = "relu"
+    activation, gradient = "relu", "relu_grad"
 
     def pattern(self, p, DOut, X, Y, *, trans_x, trans_y):
         grad = p.fused_gemm_epilogue_grad(DOut, X, Y, trans_x=trans_x, trans_y=trans_y)
@@ -121,7 +122,7 @@ class ReluGradLinearGrad(ActivationGrad):
 class GeluGradLinearGrad(ActivationGrad):
     """gelu_grad(Reserve, fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad(DOut, X, Y, Reserve)"""
 
-    activation = "gelu"
+    activation, gradient = "gelu", "gelu_grad"
 
     def pattern(self, p, DOut, X, Y, Reserve, *, trans_x, trans_y, approximate):
         grad = p.fused_gemm_epilogue_grad(DOut, X, Y, trans_x=trans_x, trans_y=trans_y)

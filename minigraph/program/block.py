@@ -89,7 +89,7 @@ class Block(PartOfProgram):
         return self._add(Parameter(self, name, type, site=call_site(), **facts))
 
     def _add(self, variable: Any) -> Any:
-        name = _checked_name(variable._name)
+        name = checked_name(variable._name)
         if name in self.vars:
             raise NAME(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
         dict.__setitem__(self.vars, name, variable)  # nothing else changes
@@ -98,7 +98,7 @@ class Block(PartOfProgram):
 
     def rename_var(self, old: str, new: str) -> None:
         """Give a variable another name; operators follow, since they hold the variable itself."""
-        if old == _checked_name(new):
+        if old == checked_name(new):
             return
         if new in self.vars:
             raise NAME(f"cannot rename {old}: variable {new} exists already", site=call_site())
@@ -244,7 +244,16 @@ def _check_all_ranks_come(program: Program, opdef: Any) -> None:
     )  # fmt: skip
 
 
-def _checked_name(name: Any) -> str:
+def keep(block: Block, name: str, type: TensorType) -> Variable:
+    """Add a persistable variable through which no gradient flows; its name is fit and free."""
+    program = block.program
+    made = Variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
+    dict.__setitem__(block.vars, name, made)  # nothing else changes
+    program.version += 1
+    return made
+
+
+def checked_name(name: Any) -> str:
     if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
         shown = shortened(repr(name))
         raise NAME(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")

@@ -155,6 +155,13 @@ class SlotVars(list[Any]):
         _refuse_slots()
 
 
+def fixed(slots: dict[str, list[Variable]]) -> FixedSlots:
+    """Slots of an operator that comes to stand in a Block; operators may share them, since they do not change."""
+    if type(slots) is FixedSlots:
+        return slots
+    return FixedSlots([(slot, SlotVars(vs)) for slot, vs in slots.items()])
+
+
 def attrs_of(op: Operator) -> Attrs:
     """The attributes of an operator that stands in a Block."""
     assert isinstance(op.attrs, Attrs)

@@ -43,23 +43,21 @@ class Operator(PartOfProgram):
         self.role, self.forward, self.grad_slot, self.site = role, forward, grad_slot, site
         self.number, self.scope_name = number, scope_name
 
-    def like(self, outputs: Slots) -> Operator:
-        """An Operator of this Block, not in it yet, that differs in what it writes: variables of the same types.
+    def like(self, outputs: Slots, inputs: Slots | None = None) -> Operator:
+        """An Operator of this Block, not in it yet, that differs in the variables of its slots, but not in their types.
 
+        inputs   what it reads in the slots of this one; the same variables for None
         What was checked for this one holds for it. Role, user's line and name scope are the same.
         """
-        inputs = {slot: list(vs) for slot, vs in self.inputs.items()}
         return Operator(
-            self.block, self.opdef, inputs, outputs, dict(self.attrs), role=self.role, forward=self.forward,
-            grad_slot=self.grad_slot, site=self.site, scope_name=self.scope_name,
+            self.block, self.opdef, changes.fixed(self.inputs if inputs is None else inputs), changes.fixed(outputs),
+            self.attrs, role=self.role, forward=self.forward, grad_slot=self.grad_slot, site=self.site,
+            scope_name=self.scope_name,
         )  # fmt: skip
 
     def seal(self) -> None:
         """Called where it comes into the list of its Block: from now on its Program counts changes."""
-        for variables in (self.inputs, self.outputs):
-            for slot, vs in variables.items():
-                variables[slot] = changes.SlotVars(vs)
-        self.inputs, self.outputs = changes.FixedSlots(self.inputs), changes.FixedSlots(self.outputs)
+        self.inputs, self.outputs = changes.fixed(self.inputs), changes.fixed(self.outputs)
         attrs = changes.Attrs(self.attrs)
         attrs.op, self.attrs = self, attrs
         self.__class__ = _SealedOperator  # pyright: ignore[reportAttributeAccessIssue]

@@ -90,17 +90,18 @@ def large_first(lives: Sequence[Life]) -> tuple[list[int], int]:
 
 def by_birth(lives: Sequence[Life]) -> tuple[list[int], int]:
     """Blocks in the order of their birth, each in the smallest gap that holds it; what dies joins free neighbours."""
-    offsets = [0] * len(lives)
-    births = sorted(range(len(lives)), key=lambda i: (lives[i].first, -lives[i].nbytes))
-    deaths = sorted(range(len(lives)), key=lambda i: lives[i].last)
+    offsets, sizes = [0] * len(lives), [rounded(life.nbytes) for life in lives]
+    births = sorted(range(len(lives)), key=[(life.first, -life.nbytes) for life in lives].__getitem__)
+    lasts = [life.last for life in lives]
+    deaths = sorted(range(len(lives)), key=lasts.__getitem__)
     free = _FreeList()
     dead = 0
     for i in births:
-        while lives[deaths[dead]].last < lives[i].first:
-            gone = deaths[dead]
-            free.release(offsets[gone], rounded(lives[gone].nbytes))
+        first = lives[i].first
+        while lasts[gone := deaths[dead]] < first:
+            free.release(offsets[gone], sizes[gone])
             dead += 1
-        offsets[i] = free.take(rounded(lives[i].nbytes))
+        offsets[i] = free.take(sizes[i])
     return offsets, free.end
 
 
@@ -121,9 +122,10 @@ def most_live(lives: Sequence[Life]) -> int:
 def peak(lives: Sequence[Life]) -> tuple[int, int]:
     """(the most bytes that are needed at one time, the first step at which they are); step -1 where nothing lives."""
     changes: dict[int, int] = {}
-    for life in lives:
-        changes[life.first] = changes.get(life.first, 0) + rounded(life.nbytes)
-        changes[life.last + 1] = changes.get(life.last + 1, 0) - rounded(life.nbytes)
+    for nbytes, first, last in lives:
+        size = rounded(nbytes)
+        changes[first] = changes.get(first, 0) + size
+        changes[last + 1] = changes.get(last + 1, 0) - size
     live, most, at = 0, 0, min(changes, default=-1)
     for step in sorted(changes):
         live += changes[step]

@@ -75,6 +75,9 @@ class Step:
     def updates(self) -> list[tuple[int, int]]:
         """(value written, value whose array it takes over)."""
         if self._updates is None or self._updates[0] is not self.in_place:
+            if self.in_place.count(None) == len(self.in_place):  # as of most
+                self._updates = self.in_place, []
+                return self._updates[1]
             slots = zip(self.outputs, self.in_place, strict=True)
             lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
             pairs = ((o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False))
@@ -93,8 +96,10 @@ Show = Callable[["Schedule"], list[tuple[int, str]]]
 def show_views(schedule: Schedule) -> list[tuple[int, str]]:
     """Let the values show the memory of others that NumPy computes without a copy."""
     for step in schedule.steps:
+        if step.op.opdef.shows is None:
+            continue
         viewed = next((i for i in step.inputs if isinstance(i, int)), None)
-        if viewed is not None and step.op.opdef.shows is not None:
+        if viewed is not None:
             for i in step.written:
                 schedule.values[i].root = schedule.values[viewed].root
     return []
@@ -129,7 +134,7 @@ class Schedule:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
         self.remarks = show(self)
-        self._lives()
+        _find_lives(self)
 
     def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
         index = len(self.values)
@@ -138,46 +143,56 @@ class Schedule:
         return index
 
     def _read(self, name: str) -> int:
-        """The present value of a variable; persistables come from the Scope at their first use."""
-        if name in self.current:
-            return self.current[name]
-        v = self.program.vars[name]
-        if v.persistable:
+        """The present value of a variable."""
+        return self.current[name] if name in self.current else self._first(self.program.vars[name])
+
+    def _first(self, v: Variable) -> int:
+        """What a variable holds that no operator has written yet: persistables come from the Scope."""
+        name = v._name
+        if v._persistable:
             if not v.type.is_static:
                 raise UninitializedError(
                     f"{v} is read before an operator writes it, and not all of its sizes are declared", site=v.site
                 )
-            self.persistables[name] = self._new_value(name, v.type, persistable=True)
-            return self.persistables[name]
+            index = self.persistables[name] = self._new_value(name, v.type, persistable=True)
+            return index
         if v.is_data:
             raise MISSING_FEED(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)
         raise MISSING_FEED(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
 
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
-        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
-        unread = opdef.unread([s.name for s in computed])
+        values, current, given = self.values, self.current, op.inputs
         inputs: list[Any] = []
+        read: list[int] = []
         types: dict[str, list[TensorType]] = {}
         typed: dict[int, list[int]] | None = None
-        values, current, read = self.values, self.current, list[int]()
+        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
+        unread = opdef.unread([s.name for s in computed])
         for name, _, variadic in opdef.inputs:
-            variables = op.inputs.get(name)
+            variables = given.get(name)
             if not variables:
                 inputs.append(None)
                 continue
-            indices = [current[n] if (n := v._name) in current else self._read(n) for v in variables]
-            types[name] = given = [values[i].type for i in indices]
+            indices = [current[n] if (n := v._name) in current else self._first(v) for v in variables]
+            types[name] = own = [values[i].type for i in indices]
             if name in unread:
                 typed = {**(typed or {}), len(inputs): indices}
-                inputs.append(given if variadic else given[0])
+                inputs.append(own if variadic else own[0])
                 continue
             for i in indices:
                 values[i].last_use = position
             read += indices
             inputs.append(indices if variadic else indices[0])
-        inferred_types = inferred(op, types)
-        step, seen = Step(op, inputs, [], read, [], typed=typed), {*read} if opdef.inplace else ()
+        step = Step(op, inputs, [], read, [], [], [], [], None, typed)
+        self._write(step, computed, types)
+        self.steps.append(step)
+
+    def _write(self, step: Step, computed: Sequence[Slot], types: Mapping[str, list[TensorType]]) -> None:
+        """New values of what a step computes, and the values whose arrays these take over, if any."""
+        op, opdef, position, feeds = step.op, step.op.opdef, len(self.steps), self.feeds
+        values, current, known, found = self.values, self.current, self.persistables, inferred(op, types)
+        seen = {*step.read} if opdef.inplace and known else ()
         for slot in opdef.outputs:
             if slot not in computed:
                 step.outputs.append(None)
@@ -185,28 +200,30 @@ class Schedule:
                 continue
             source = opdef.inplace.get(slot.name)
             sources = op.inputs.get(source, ()) if source is not None else ()
-            indices, in_place = [], []
-            for v, t in zip(op.outputs[slot.name], inferred_types[slot.name], strict=True):
+            first, in_place = len(values), []
+            for v, t in zip(op.outputs[slot.name], found[slot.name], strict=True):
                 if t is not v.type:
                     check_accepted(op, v, t, types)
-                name, persistable = v._name, v._persistable
-                if name in self.feeds:
+                name, persistable, index, taken = v._name, v._persistable, len(values), None
+                if name in feeds:
                     self._check_feed_is_used(op, v)
-                own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name
-                unread = source and name in self.persistables and current[name] not in seen
-                in_place.append(current[name] if own or unread else None)
-                index = self._new_value(name, t, position, persistable)
-                indices.append(index)
+                if source is not None:
+                    own = persistable and index - first < len(sources) and sources[index - first]._name == name
+                    if own or (name in known and current[name] not in seen):
+                        taken = current[name]
+                in_place.append(taken)
+                values.append(Value(name, t, position, persistable, -1, index))
+                current[name] = index
                 if persistable:
                     step.stored.append((index, name))
+            indices = [*range(first, len(values))]
             step.written += indices
-            step.outputs.append(indices if slot.variadic else indices[0])
+            step.outputs.append(indices if slot.variadic else first)
             step.in_place.append(in_place if slot.variadic else in_place[0])
-        self.steps.append(step)
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:
         """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
-        if all(s.optional for s in op.opdef.outputs):
+        if op.opdef.all_optional:
             return False
         return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
 
@@ -238,28 +255,36 @@ class Schedule:
             return [self.values[i].type for i in output]
         return None if output is None else self.values[output].type
 
-    def _lives(self) -> None:
-        """last_use of every root covers its views; fetched values live to the end."""
-        end = len(self.steps)
-        for i in self.fetched:
-            self.values[i].last_use = end
-        for value in reversed(self.values):
-            root = self.values[value.root]
-            root.last_use = max(root.last_use, value.last_use, value.producer)
-        for i, value in enumerate(self.values):
-            if value.root == i and value.producer >= 0 and value.last_use < end and not value.persistable:
-                self.steps[value.last_use].freed.append(i)
-            elif value.root != i and value.last_use < end:
-                self.steps[max(value.last_use, value.producer)].freed.append(i)
-        for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
-            if step.in_place.count(None) < len(step.in_place):
-                step.in_place = [each(slot, partial(self._overwritten, step, position)) for slot in step.in_place]
 
-    def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:
-        """Value i if this step, which updates it, may write over its memory."""
-        if i is None or not self.inplace or self.values[self.values[i].root].last_use > position:
-            return None
-        return i if shown_once(step, self.values, i) else None
+def _find_lives(schedule: Schedule) -> None:
+    """last_use of every root covers its views; fetched values live to the end."""
+    end, values, steps = len(schedule.steps), schedule.values, schedule.steps
+    for i in schedule.fetched:
+        values[i].last_use = end
+    for i in range(len(values) - 1, -1, -1):
+        value = values[i]
+        root = value if value.root == i else values[value.root]
+        latest = value.last_use if value.last_use > value.producer else value.producer
+        if latest > root.last_use:
+            root.last_use = latest
+    for i, value in enumerate(values):
+        last = value.last_use
+        if value.root != i:
+            if last < end:
+                steps[max(last, value.producer)].freed.append(i)
+        elif last < end and not value.persistable and value.producer >= 0:
+            steps[last].freed.append(i)
+    for position, step in enumerate(steps):  # a view that is read later keeps the old value
+        if step.in_place.count(None) < len(step.in_place):
+            overwritten = partial(_overwritten, schedule, step, position)
+            step.in_place = [slot if slot is None else each(slot, overwritten) for slot in step.in_place]
+
+
+def _overwritten(schedule: Schedule, step: Step, position: int, i: int | None) -> int | None:
+    """Value i if this step, which updates it, may write over its memory."""
+    if i is None or not schedule.inplace or schedule.values[schedule.values[i].root].last_use > position:
+        return None
+    return i if shown_once(step, schedule.values, i) else None
 
 
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import minigraph as mg
 from bench.compile_time import WIDTH, network
 from minigraph.compiler import CompiledProgram
-from minigraph.program import Program
+from minigraph.program import Block, Program, Variable
 from minigraph.program.builder import Builder
 from minigraph.runtime.cpu.plan import Plan
 from minigraph.runtime.cuda.bind import bind_program
@@ -18,7 +19,7 @@ from tests.support.counted_work import check_proportion, lines
 
 SMALL, LARGE = 200, 1000  # operators
 MOST = 1500  # lines for an operator
-MOST_FOR_A_TENSOR = 1300  # that AdamW updates
+MOST_FOR_A_TENSOR, MOST_OF_ITS_PLAN = 850, 1150  # that AdamW updates
 FEED = {"x": TensorType((4, WIDTH), float32)}
 
 
@@ -54,6 +55,37 @@ def test_updates_of_many_parameters_are_work_in_proportion():
     few, many = minimized(50), minimized(400)
     assert few < MOST_FOR_A_TENSOR * 50
     check_proportion(few, many, 8)
+
+
+def adamw_of_many(number: int) -> tuple[Program, Variable]:
+    """A program that AdamW trains, and its loss."""
+    main, startup = Program(), Program()
+    with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+        params = [mg.static.create_parameter([2, 3], "float32") for _ in range(number)]
+        loss = mg.mean(Builder(main.global_block()).sum(params) * mg.static.data("x", [2, 3]))
+        mg.optimizer.AdamW(1e-3).minimize(loss)
+    return main, loss
+
+
+def test_updates_that_cannot_be_told_apart_are_checked_once(monkeypatch):
+    prepared, prepare = Counter[str](), Block.prepare_op
+
+    def counted(self, type, inputs, attrs):
+        prepared[type] += 1
+        return prepare(self, type, inputs, attrs)
+
+    monkeypatch.setattr(Block, "prepare_op", counted)
+    main, _ = adamw_of_many(20)
+    assert [op.type for op in main.ops].count("adamw") == 20
+    assert prepared["adamw"] == 1 and prepared["fill_constant"] < 10
+
+
+def test_the_plan_of_an_update_of_many_tensors_is_short_work():
+    main, loss = adamw_of_many(400)
+    after = CompiledProgram(main, build_strategy=mg.static.BuildStrategy.all()).program_for((loss.name,))
+    feed = {"x": TensorType((2, 3), float32)}
+    bind_program(after, feed, [loss.name])  # what each type of operator looks up once
+    assert lines(lambda: bind_program(after, feed, [loss.name])) < MOST_OF_ITS_PLAN * 400
 
 
 @pytest.mark.parametrize("kind", ["plain", "fused"])

@@ -743,3 +743,37 @@ def test_parameters_and_states_are_updated_in_place(make):
     for name, array in arrays.items():
         assert scope.arrays[name] is array, name
         assert "learning_rate" in name or not np.array_equal(array, values[name]), name
+
+
+class Named(opt.SGD):
+    """Its updates stand in a name scope for each parameter."""
+
+    def append_update(self, g, param, grad, lr):
+        with g.block.program.in_scope(f"{param.name}/"):
+            super().append_update(g, param, grad, lr)
+
+
+def twins(optimizer):
+    """The updates of two parameters of one type."""
+    main, startup = Program(), Program()
+    with program_guard(main, startup), unique_name.guard():
+        g = Builder(main.global_block())
+        params = [main.global_block().create_parameter(n, (2,), "float32") for n in "ab"]
+        optimizer.minimize(g.reduce_sum(g.elementwise_mul(*params)))
+    return [op for op in main.ops if "optimizer" in op.opdef.traits]
+
+
+def test_updates_keep_what_tells_them_apart():
+    """Those that can be told apart by their variables only are checked once; name scopes and attributes are theirs."""
+    assert [op.scope_name for op in twins(Named(0.1))] == ["a/", "b/"]
+    decays = twins(opt.AdamW(0.1, apply_decay_param_fun=lambda name: name == "b"))
+    assert [op.attrs["with_decay"] for op in decays] == [False, True]
+
+
+def test_an_update_like_another_has_variables_and_attributes_of_its_own():
+    one, other = twins(opt.Momentum(0.1))
+    assert {v.name for v in one.input_vars} & {v.name for v in other.input_vars} == {"learning_rate_0"}
+    assert [v.name for v in other.output_vars] == ["b", "b_velocity_0"]
+    one.attrs["mu"] = 0.5
+    assert other.attrs["mu"] == 0.9
+    assert one.number != other.number and one.role == other.role == "optimize"

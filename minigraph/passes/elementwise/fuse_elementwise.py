@@ -214,7 +214,7 @@ class _Emission:
         refuse_unless(self.x, "it reads nothing")
         body = tuple(format_member(m) for op in self.members for m in self._members(op))
         try:
-            types = _types_of(body, tuple([v.type for v in self.x]), tuple([v.type for v in self.like]))
+            body, types = _infer(body, tuple([v.type for v in self.x]), tuple([v.type for v in self.like]))
         except MinigraphError as no:
             raise Refused(no.fact) from None
         for v in self.outputs:
@@ -304,12 +304,14 @@ class _Emission:
 
 
 @lru_cache(maxsize=4096)
-def _types_of(body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...]) -> dict[str, TensorType]:
-    """The types of all names of a body that has a layout; layers ask the same."""
+def _infer(
+    body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...]
+) -> tuple[tuple[str, ...], dict[str, TensorType]]:
+    """A body that has a layout, and the types of all its names: the same objects for layers that ask the same."""
     members = parse_body(body)
     types = infer_body(members, x, like)
     layout_of(members, types)
-    return types
+    return body, types
 
 
 def _stays(op: OpNode, inside: Collection[OpNode]) -> bool:

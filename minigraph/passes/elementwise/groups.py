@@ -119,7 +119,7 @@ def _layout_alone(
 
 def _is_update(v: VarNode) -> bool:
     """Whether the variable's former value is read; a persistable one has a value before the run."""
-    before = v.graph.vars.get((v.name, v.version - 1))
+    before = v.previous_version
     return before is not None and (not before.given or bool(before.consumers))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from minigraph.ir.graph import OpNode, VarNode
 from minigraph.program.builder import gradient_slot
@@ -10,10 +11,12 @@ from minigraph.program.builder import gradient_slot
 
 def linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
     """The grad operators of `ops`, in order; and, apart, the sums that collect gradients from their readers."""
-    linked = {g for op in ops for g in op.grads}
-    made = {v for g in linked for v in g.output_vars}
-    entering = {g for g in linked if g.type == "sum" and not any(v in made for v in g.input_vars)}
-    return sorted(linked - entering, key=lambda op: op.rank), list(entering)
+    linked = {g: None for op in ops for g in op.grads}
+    entering = [g for g in linked if g.type == "sum"]
+    if entering:
+        made = {v for g in linked for v in g.output_vars}
+        entering = [g for g in entering if not any(v in made for v in g.input_vars)]
+    return sorted([g for g in linked if g not in entering], key=attrgetter("rank")), entering
 
 
 def gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:

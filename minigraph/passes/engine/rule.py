@@ -13,7 +13,7 @@ what replaces it (`rewrite`). The engine does what no rule may forget:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
@@ -93,9 +93,12 @@ class GraphBuilder(GradNeeds):
         inputs = opdef.bind_inputs(args, kwargs)
         attrs, types = opdef.resolved(inputs, kwargs)
         outputs: dict[str, list[VarNode]] = {}
-        for slot in opdef.outputs:
-            if slot.name in types and (not slot.optional or self.wanted(slot.name, needs)):
-                outputs[slot.name] = [self.new_var(f"{op_type}.{slot.name}", t) for t in types[slot.name]]
+        results: list[Any] = []
+        for name, optional, variadic in opdef.outputs:
+            made: list[VarNode] = []
+            if name in types and (not optional or self.wanted(name, needs)):
+                made = outputs[name] = [self.new_var(f"{op_type}.{name}", t) for t in types[name]]
+            results.append(made if variadic else made[0] if made else None)
         op = OpNode(
             opdef, inputs, outputs, attrs, rank=(*self.place, self.graph.ticket()), role=self.like.role,
             forward=self.forward, site=self.like.site, number=self.like.number,
@@ -105,9 +108,6 @@ class GraphBuilder(GradNeeds):
         if problem:
             raise Refused(f"{op_type} cannot stand here: {problem}")
         self.emitted.append(self.graph.add_op(op))
-        results = [
-            (outputs.get(s.name, []) if s.variadic else outputs.get(s.name, [None])[0]) for s in opdef.outputs
-        ]
         return results[0] if len(results) == 1 else tuple(results)
 
     def new_var(self, name: str, type: Any) -> VarNode:
@@ -151,9 +151,10 @@ class _Replacement:
 
     def __init__(self, graph: Graph, rule: Rule, match: Match, pass_name: str) -> None:
         self.graph, self.rule, self.match, self.pass_name = graph, rule, match, pass_name
-        self.old = sorted(match.ops.values(), key=lambda op: op.rank)
+        self.old = sorted(match.ops.values(), key=attrgetter("rank"))
         self.kept = [v for v in match.kept if v is not None]
         self.grads, self.entering = linked_grads(self.old)
+        self.inside = {*self.old, *self.grads}
 
     def run(self) -> Applied:
         """Check, emit, exchange; raises Refused with the graph unchanged."""
@@ -162,7 +163,7 @@ class _Replacement:
         inner = self._inner(self.old, self.kept)
         incoming, outgoing = self._gradients() if self.grads else (None, {})
         inner_grads = self._inner(self.grads, list(outgoing.values()))
-        stand_ins = _stand_ins(self.graph, [*inner, *inner_grads], {*self.old, *self.grads}, self.kept)
+        stand_ins = _stand_ins(self.graph, [*inner, *inner_grads], self.inside, self.kept)
         last = self.old[-1]
         g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
         g.forward, g.replaced = self.old[0].forward, tuple(self.match.kept)
@@ -178,7 +179,7 @@ class _Replacement:
                 backward = GraphBuilder(self.graph, first.rank, first, self.pass_name)
                 flowing = {r: incoming[k] for r, k in zip(results, self.kept, strict=True) if k in incoming}
                 contributions = self._differentiate(backward, g.emitted, flowing, outgoing)
-            self._check_operands([*g.emitted, *(backward.emitted if backward is not None else ())])
+            _check_operands([*g.emitted, *(backward.emitted if backward is not None else ())], self.inside)
         except (Refused, MinigraphError) as no:
             for builder in (backward, g):
                 if builder is not None:
@@ -206,12 +207,12 @@ class _Replacement:
 
     def _inner(self, ops: Sequence[OpNode], kept: Sequence[VarNode]) -> list[VarNode]:
         """The values that only `ops` read and write; refuses where another operator needs one."""
-        inside, outer = {*self.old, *self.grads}, {*kept}
+        inside, outer = self.inside, {*kept}
         inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
         for v in inner:
             pinned = v.pinned
             refuse_unless(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
-            for reader in v.consumers:
+            for reader in v.consumers if not inside.issuperset(v.read_by) else ():
                 if reader not in inside:
                     refuse_unless(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
             refuse_unless(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
@@ -220,14 +221,16 @@ class _Replacement:
     def _place(self) -> Rank:
         """The rank of a matched operator at which the replacement can stand."""
         inside = {*self.old}
-        reads = [v for op in self.old for v in op.input_vars if v.producer not in inside]
+        reads = [v for op in self.old for vs in op.inputs.values() for v in vs if v.producer not in inside]
         problem = None
         for op in reversed(self.old):
-            problem = self.graph.order_problem(op.rank, reads)
-            readers = [c for v in self.kept for c in v.consumers if c not in inside and c.rank <= op.rank]
-            if problem is None and not readers:
-                return op.rank
-            problem = problem or f"{readers[0].label()} reads a result earlier"
+            rank = op.rank
+            problem = self.graph.order_problem(rank, reads)
+            if problem is None:
+                readers = [c for v in self.kept for c in v.consumers if c.rank <= rank and c not in inside]
+                if not readers:
+                    return rank
+                problem = f"{readers[0].label()} reads a result earlier"
         raise Refused(f"the operators cannot be brought together: {problem}")
 
     # gradients
@@ -249,14 +252,13 @@ class _Replacement:
         for v in outgoing:  # its gradient here may stand for one of the two places, the new one for both
             if entering.count(v) != 1:
                 raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
-        known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
-        made = {v for grad in self.grads for v in grad.output_vars}
-        foreign = {v for grad in self.grads for v in grad.input_vars} - known - made
+        known = {*entering}.union(*[op.output_vars for op in self.old], *[grad.output_vars for grad in self.grads])
+        foreign = {v for grad in self.grads for v in grad.input_vars if v not in known}
         refuse_unless(foreign, "0 gradients flow into {}, wanted one", self.kept[0].name)
         incoming: dict[VarNode, VarNode] = {}
         for gradient in sorted(foreign, key=attrgetter("name")):
             for grad in self.grads:
-                if any(v is gradient for v in grad.input_vars):
+                if grad in gradient.read_by:
                     result = self._result_of(grad, gradient)
                     refuse_unless(
                         incoming.setdefault(result, gradient) is gradient,
@@ -305,12 +307,6 @@ class _Replacement:
 
     # exchanging
 
-    def _check_operands(self, emitted: Sequence[OpNode]) -> None:
-        """New operators read nothing that goes: `h + h` is no product with a bias, though h may have its shape."""
-        gone = {*self.old, *self.grads}
-        for v in (v for op in emitted for v in op.input_vars if v.producer in gone):
-            raise Refused(f"{v.name} would be an operand of what computes it")
-
     def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         refuse_unless(len(new) == len(old), "{} values replace {}", len(new), len(old))
         for a, b in zip(new, old, strict=True):
@@ -319,7 +315,7 @@ class _Replacement:
             writer, before = a.producer, b.previous_version
             assert writer is not None
             for c in b.read_by:
-                if c.rank <= writer.rank and c not in self.old and c not in self.grads:
+                if c.rank <= writer.rank and c not in self.inside:
                     raise Refused(f"{b.name} is read earlier by {c.label()}")
             for c in before.users if before is not None else ():
                 if c.rank > writer.rank:
@@ -344,17 +340,17 @@ class _Replacement:
         for v in backward.created:
             op = v.producer
             assert op is not None
-            same = [n for o, s, n in old if s in op.outputs and n not in self.graph.latest and _alike(op, o)]
+            same = [n for o, s, n in old if s in op.outputs and n not in self.graph.newest and _alike(op, o)]
             self.graph.rename_var(v, same[0] if same else self.graph.fresh_name(self.kept[0].name + GRAD_SUFFIX))
 
 
 def _stand_ins(
-    graph: Graph, inner: Sequence[VarNode], inside: Collection[OpNode], kept: Sequence[VarNode]
+    graph: Graph, inner: Sequence[VarNode], inside: Set[OpNode], kept: Sequence[VarNode]
 ) -> list[tuple[OpNode, str, int, VarNode]]:  # fmt: skip
     """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
     stand_ins = []
     for v in inner:
-        for reader in (r for r in v.consumers if r not in inside):
+        for reader in (r for r in v.consumers if r not in inside) if not v.read_by.keys() <= inside else ():
             same = next((k for k in kept if k.type == v.type), None)
             refuse_unless(
                 same is not None and not graph.order_problem(reader.rank, [same]),
@@ -365,6 +361,12 @@ def _stand_ins(
                 (reader, slot, i, same) for slot, vs in reader.inputs.items() for i, x in enumerate(vs) if x is v
             ]
     return stand_ins
+
+
+def _check_operands(emitted: Sequence[OpNode], gone: Set[OpNode]) -> None:
+    """New operators read nothing that goes: `h + h` is no product with a bias, though h may have its shape."""
+    for v in (v for op in emitted for v in op.input_vars if v.producer in gone):
+        raise Refused(f"{v.name} would be an operand of what computes it")
 
 
 def _alike(new: OpNode, old: OpNode) -> bool:

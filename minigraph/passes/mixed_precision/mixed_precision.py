@@ -82,7 +82,7 @@ class _Retyping:
 
     def __init__(self, facts: MixedPrecision, graph: Graph, report: PassReport) -> None:
         self.facts, self.graph, self.report = facts, graph, report
-        self.typed = {v: v.type for v in graph.vars.values()}
+        self.typed = {v: v.type for v in graph.variables}
         self.wanted: dict[OpNode, dict[Place, DType]] = {}
         self.casts: dict[tuple[VarNode, DType], VarNode] = {}
 

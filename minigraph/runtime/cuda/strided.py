@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 
 from minigraph.kernels.cuda.record.buffer import Buffer, begins
 from minigraph.kernels.cuda.record.views import Shows, reshaped, shown_from, unfit, whole
@@ -44,7 +45,6 @@ class Views:
     taken     {value: how many of its elements are, also as other values that show them}
     apart     {value of these: why it must lie in C order}
     lies      {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
-    replaced  what the Scope's arrays hold no more at the end, when results are fetched
     """
 
     def __init__(self, schedule: Schedule, strided: bool = True) -> None:
@@ -53,8 +53,7 @@ class Views:
         self.taken = self._taken(schedule)
         self.apart = self._apart(schedule)
         self.lies: dict[int, Buffer] = {}
-        current, self.fetched = schedule.current, {*schedule.fetched}
-        self.replaced = {i for i, v in enumerate(self.values) if v.persistable and current[v.name] != i}
+        self.current, self.fetched = schedule.current, {*schedule.fetched}
         for position, step in enumerate(schedule.steps):
             shows = step.op.opdef.shows
             if shows is not None:
@@ -81,6 +80,11 @@ class Views:
                 others = Counter(step.read) - Counter(by_strides(step))  # Q may be the Bias, too
                 reasons |= dict.fromkeys(others.keys() & self.taken.keys(), f"{step.op.type} reads it, too")
         return reasons
+
+    @cached_property
+    def replaced(self) -> set[int]:
+        """What the Scope's arrays hold no more at the end, when results are fetched."""
+        return {i for i, v in enumerate(self.values) if v.persistable and self.current[v.name] != i}
 
     def _show(self, position: int, step: Step, shows: Shows) -> None:
         (source,) = step.read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.runtime.overwriting import dies, named_input
@@ -43,7 +44,7 @@ class ValueBuffers:
 
         Not where no kernel has `reported`, nor will one `later`, nor for kernels that look (trait `guarded`) in place.
         """
-        if not step.stored:
+        if not step.stored or not (reported or later or self.apart):
             return False
         read = {id(self.buffers[i]) for i in step.read}
         stored = [
@@ -83,8 +84,9 @@ def constant_steps(schedule: Schedule) -> tuple[int, ...]:
 def value_buffers(schedule: Schedule, constant: Collection[int], inplace: bool = True) -> ValueBuffers:
     """A buffer for each value; `constant` are steps whose results are kept from run to run."""
     values = schedule.values
-    made = ValueBuffers(schedule, [Buffer(v.type.shape, v.type.dtype) for v in values])
-    buffers = made.buffers
+    shown = {written: updated for step in schedule.steps for written, updated in step.updates}
+    buffers: list[Any] = [None if i in shown else Buffer(v.type.shape, v.type.dtype) for i, v in enumerate(values)]
+    made = ValueBuffers(schedule, buffers)
     for name, index in schedule.persistables.items():
         made.outside[name] = buffers[index]
     writers: dict[str, list[int]] = {}
@@ -100,7 +102,9 @@ def value_buffers(schedule: Schedule, constant: Collection[int], inplace: bool =
         if name not in made.outside and len(indices) == 1:  # written once, never read before: in its place
             made.outside[name] = buffers[last]
             continue
-        own = made.outside.setdefault(name, Buffer(values[last].type.shape, values[last].type.dtype))
+        own = made.outside.get(name)
+        if own is None:
+            own = made.outside[name] = Buffer(values[last].type.shape, values[last].type.dtype)
         if buffers[last] is not own:
             made.results.append((buffers[last], name))
     for index, value in enumerate(values):

@@ -171,8 +171,10 @@ class Binder:
 
     def copy(self, destination: Buffer, source: Buffer) -> None:
         """Copy all bytes; nothing to do where both are one buffer or empty."""
+        if destination is source:
+            return
         assert destination.nbytes == source.nbytes, (destination, source)
-        if destination.nbytes and destination is not source:
+        if destination.nbytes:
             self.calls.append(Copy(destination, source))
 
     def rng(self, attrs: Mapping[str, Any]) -> tuple[np.uint64, np.int64, Buffer]:

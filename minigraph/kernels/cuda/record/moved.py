@@ -78,15 +78,19 @@ def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
             facts.append(-1)
             buffers.append(slot)
     for b in buffers:
+        steps, shape = b.steps, b.shape
         root, offset = (b, 0) if b.owner is None else root_and_offset(b)
-        own, steps, shape = id(root), b.steps, b.shape
+        own = id(root)
         number = numbers.get(own)
         if number is None:
             number = numbers[own] = len(numbers)
             roots.append(root)
         itself = number if root is b else numbers.setdefault(id(b), len(numbers))
         facts.append((number, itself, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
-        sizes += (offset, *shape, *(steps or ()))
+        sizes.append(offset)
+        sizes += shape
+        if steps is not None:
+            sizes += steps
     return GivenBuffers(buffers, tuple(facts), tuple(sizes), roots)
 
 

@@ -268,7 +268,7 @@ class Templates(Generic[One]):
             self.samples = [*self.samples, sizes][-SAMPLES:]
             self.made.clear()
             numbers: dict[Sizes, int] = {}
-            self.numbers = [
+            self.numbers = [-1] * len(sizes) if len(self.samples) == 1 else [
                 numbers.setdefault(column, len(numbers)) if len({*column}) > 1 else -1
                 for column in zip(*self.samples, strict=True)
             ]  # fmt: skip

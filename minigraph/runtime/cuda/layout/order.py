@@ -56,14 +56,21 @@ def dependencies(units: Sequence[Unit]) -> list[set[int]]:
             fence, since = i, []
         else:
             since.append(i)
+        writes = unit.writes
         for b in unit.blocks:
             if b in writer:
                 wanted.add(writer[b])
-        for b in unit.writes:
-            wanted.update(readers.pop(b, ()))
+        for b in writes:
+            if b in readers:
+                wanted.update(readers.pop(b))
             writer[b] = i
-        for b in unit.reads - unit.writes:
-            readers.setdefault(b, []).append(i)
+        for b in unit.reads:
+            if b in writes:
+                continue
+            if b in readers:
+                readers[b].append(i)
+            else:
+                readers[b] = [i]
         wanted.discard(i)
         before.append(wanted)
     return before
@@ -88,7 +95,10 @@ def _touching(touched: Touched, order: Iterable[int]) -> dict[int, list[int]]:
     touching: dict[int, list[int]] = {}
     for i in order:
         for b in touched[i]:
-            touching.setdefault(b, []).append(i)
+            if b in touching:
+                touching[b].append(i)
+            else:
+                touching[b] = [i]
     return touching
 
 
@@ -146,9 +156,10 @@ def greedy(
         order.append(i)
         live.update(touched[i])
         for b in touched[i]:
-            accessors[b].discard(i)
-            if len(accessors[b]) == 1:
-                look(next(iter(accessors[b])))
+            left = accessors[b]
+            left.discard(i)
+            if len(left) == 1:
+                look(next(iter(left)))
         for j in after[i]:
             missing[j] -= 1
             if missing[j] == 0:
@@ -162,11 +173,13 @@ def as_late_as_possible(
     sizes: Mapping[int, int], kept: Collection[int],
 ) -> list[int]:  # fmt: skip
     """Scheduling as late as possible: what takes memory and frees none runs just before the first that waits for it."""
-    place = {i: at for at, i in enumerate(order)}
+    place = [0] * len(units)
+    for at, i in enumerate(order):
+        place[i] = at
     accessors = _touching(touched, order)
     first = {b: own[0] for b, own in accessors.items()}
     after = _waiting(before, order)
-    last = {b: len(units) if b in kept else max(place[i] for i in own[1:]) if len(own) > 1 else -1
+    last = {b: len(units) if b in kept else place[own[-1]] if len(own) > 1 else -1
             for b, own in accessors.items()}  # fmt: skip
     for i in reversed(order):
         if units[i].barrier or not after[i]:

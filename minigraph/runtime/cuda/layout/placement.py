@@ -194,8 +194,13 @@ def _units(recorded: Recorded, constants: Collection[int]) -> Units:
             touched = touched_by(call)
             if tables and (read := {id(owner(b)) for b in touched} & tables.keys()):
                 touched = [*touched, *(b for t in read for b in tables[t])]
-            given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
-            reads, writes, after = set[int](), set[int](), nothing
+            if binder.arenas:
+                given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
+            else:
+                given = {(key := id(root)): (root, key) for root in map(owner, touched)}
+            reads: set[int] = set()  # an empty set[int]() takes ten times as long
+            writes: set[int] = set()
+            after = nothing
             if at in own:
                 after = reporters
                 waited.append(at)
@@ -225,15 +230,18 @@ class _Own:
 
     def __init__(self, recorded: Recorded, blocks_of: BlocksOf) -> None:
         self.buffers, self.blocks_of = recorded.values.buffers, blocks_of
-        self.known: dict[int, set[int]] = {}
+        self.known: dict[int, set[int]] | None = {} if recorded.binder.arenas else None  # else a block owns itself
 
     def of(self, values: Sequence[int]) -> set[int]:
         """Those of some values."""
-        found, known = set[int](), self.known
+        known, buffers = self.known, self.buffers
+        if known is None:
+            return {id(b if (b := buffers[i]).owner is None else owner(b)) for i in values}
+        found: set[int] = set()
         for i in values:
             own = known.get(i)
             if own is None:
-                buffer = self.buffers[i]
+                buffer = buffers[i]
                 own = known[i] = {id(owner(buffer)), *map(id, self.blocks_of(buffer))}
             found |= own
         return found
