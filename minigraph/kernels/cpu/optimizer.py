@@ -140,10 +140,10 @@ def _numbers(
 def _compiled() -> Any:
     """The module that runs loops as machine code; None without numba."""
     try:
-        from . import compiled
+        from .compiled import elements
     except ImportError:
         return None
-    return compiled
+    return elements
 
 
 def _bound(loop: Loop, columns: Sequence[Arrays]) -> Callable[[Numbers, Change], None]:

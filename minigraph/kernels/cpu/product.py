@@ -11,9 +11,9 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,10 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
+from .strips import faster, strips
+
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # a, b, out
-Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # parts of a and of b, and what their product is written into
+Block = tuple[int, Callable[[], None]]  # multiplications, and who does them
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
 PIECE = 2**23  # multiplications of a block at least
@@ -44,12 +46,18 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
         if axis is None:
             results.append(np.matmul(a, b, out=out))
             continue
-        results.append(np.empty(shape, a.dtype) if out is None else out)
+        to = np.empty(shape, a.dtype) if out is None else out
+        results.append(to)
+        if len(shape) == 2 and to.strides[1] == to.itemsize and faster(*shape, a.shape[1], a.dtype):
+            blocks += strips(a, b, to)
+            continue
         for start in range(0, shape[axis], block):
             at = axis, start, min(start + block, shape[axis])
-            blocks.append((_part(a, *at, -1), _part(b, *at, -2), _part(results[-1], *at)))
+            part = _part(to, *at)
+            call = partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
+            blocks.append((part.size * a.shape[-1], call))
     if blocks:
-        for_each(blocks, _multiply, cost=lambda block: block[2].size * block[0].shape[-1])
+        for_each(blocks, lambda block: block[1](), cost=lambda block: block[0])
     return results
 
 
@@ -61,8 +69,7 @@ def _apart(operands: Sequence[Operands]) -> bool:
     )
 
 
-def _multiply(block: Block) -> None:
-    a, b, to = block
+def _multiply(a: np.ndarray, b: np.ndarray, to: np.ndarray) -> None:
     with one_thread_in_blas():
         np.matmul(a, b, out=to)
 
