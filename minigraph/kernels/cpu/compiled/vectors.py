@@ -1,7 +1,6 @@
-"""What a matrix product needs of a processor's vectors, as LLVM's instructions: numba has no vectors of its own.
+"""What a product of float32 matrices needs of a processor's vectors, as LLVM's instructions: numba has no vectors.
 
-Each function here is written into the machine code that calls it. Addresses and distances are int64, in bytes; `kind`
-is any number of the type that the memory holds, float32 or float64.
+Each function here is written into the machine code that calls it. Addresses and distances are int64, in bytes.
 """
 
 from __future__ import annotations
@@ -12,61 +11,55 @@ from llvmlite import ir
 from numba import extending, types
 from numba.core.cgutils import get_or_insert_function
 
-BYTES = 64  # of a vector
+SIZE, LANES = 4, 16  # bytes of a number, numbers in a vector
+BYTES = SIZE * LANES
 ROWS, VECTORS = 8, 2  # of a tile: 16 sums that do not wait for each other, and 10 loads for 16 multiplications
+COLUMNS = VECTORS * LANES
 
 intrinsic: Any = extending.intrinsic(prefer_literal=True)
-WORD, INDEX = ir.IntType(64), ir.IntType(32)
-
-
-def lanes(kind: Any) -> int:
-    """Numbers in a vector of this numba type."""
-    return BYTES * 8 // kind.bitwidth
+NUMBER, WORD, INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+VECTOR, CHOICE = ir.VectorType(NUMBER, LANES), ir.VectorType(INDEX, LANES)
 
 
 class Vectors:
-    """Writes instructions on vectors of one type."""
+    """Writes instructions."""
 
-    def __init__(self, builder: Any, kind: Any) -> None:
-        self.builder, self.lanes, self.itemsize = builder, lanes(kind), kind.bitwidth // 8
-        self.scalar = ir.FloatType() if kind == types.float32 else ir.DoubleType()
-        self.type = ir.VectorType(self.scalar, self.lanes)
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
 
-    def at(self, address: Any, distance: Any = 0) -> Any:
+    def at(self, address: Any, distance: Any) -> Any:
         """The address that many bytes further."""
         return self.builder.add(address, WORD(distance) if isinstance(distance, int) else distance)
 
-    def load(self, address: Any, type_: Any = None) -> Any:
-        """A vector, or what else `type_` is; it need not begin where a vector would."""
-        return self.builder.load(self._pointer(address, type_ or self.type), align=self.itemsize)
+    def load(self, address: Any, type_: Any = VECTOR) -> Any:
+        """What lies at an address; it need not begin where a vector would."""
+        return self.builder.load(self._pointer(address, type_), align=SIZE)
 
     def store(self, value: Any, address: Any) -> None:
-        self.builder.store(value, self._pointer(address, value.type), align=self.itemsize)
+        """Write to an address."""
+        self.builder.store(value, self._pointer(address, value.type), align=SIZE)
 
     def broadcast(self, address: Any) -> Any:
         """The number at an address, in all lanes."""
-        number, none = self.load(address, self.scalar), ir.Constant(self.type, ir.Undefined)
-        one = self.builder.insert_element(none, number, INDEX(0))
-        return self.builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(INDEX, self.lanes), [0] * self.lanes))
+        none = ir.Constant(VECTOR, ir.Undefined)
+        one = self.builder.insert_element(none, self.load(address, NUMBER), INDEX(0))
+        return self.builder.shuffle_vector(one, none, ir.Constant(CHOICE, [0] * LANES))
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """a * b + c, rounded once."""
-        name = f"llvm.fma.v{self.lanes}f{self.itemsize * 8}"
-        function = get_or_insert_function(self.builder.module, ir.FunctionType(self.type, [self.type] * 3), name)
-        return self.builder.call(function, [a, b, c])
+        type_ = ir.FunctionType(VECTOR, [VECTOR] * 3)
+        return self.builder.call(get_or_insert_function(self.builder.module, type_, f"llvm.fma.v{LANES}f32"), [a, b, c])
 
     def interleaved(self, vectors: list[Any]) -> list[Any]:
         """The numbers of the first and of the second half of the vectors in turn.
 
-        Matrices of 2**a rows are transposed after a of these.
+        2**n rows are transposed after n of these.
         """
-        half, n, result = len(vectors) // 2, self.lanes, list[Any]()
+        half, result = len(vectors) // 2, list[Any]()
         for first, second in zip(vectors[:half], vectors[half:], strict=True):
-            for start in (0, n // 2):
-                turns = [lane for j in range(start, start + n // 2) for lane in (j, n + j)]
-                result.append(
-                    self.builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(INDEX, n), turns))
-                )
+            for start in (0, LANES // 2):
+                turns = [lane for j in range(start, start + LANES // 2) for lane in (j, LANES + j)]
+                result.append(self.builder.shuffle_vector(first, second, ir.Constant(CHOICE, turns)))
         return result
 
     def _pointer(self, address: Any, type_: Any) -> Any:
@@ -74,71 +67,69 @@ class Vectors:
 
 
 @intrinsic
-def add_tile(context, kind, a, b, c, step, length, more):
-    """c [ROWS, VECTORS vectors] = sum of a[k] b[k] over `length` k, added to what c has where `more` is not 0.
+def add_tile(context, a, b, c, step, length, more):
+    """c [ROWS, COLUMNS] = sum of a[k] b[k] over `length` k, added to what c has where `more` is not 0.
 
     a     ROWS numbers for each k, one after the other
-    b     VECTORS vectors for each k, one after the other
+    b     COLUMNS numbers for each k, one after the other
     step  from a row of c to the next
     """
 
     def emit(context, builder, signature, values):
-        _, a, b, c, step, length, more = values
-        v, before = Vectors(builder, kind), builder.block
+        a, b, c, step, length, more = values
+        v, before = Vectors(builder), builder.block
         loop, end = (builder.function.append_basic_block(name) for name in ("products", "write"))
         builder.branch(loop)
         builder.position_at_end(loop)
         left, a_at, b_at = (builder.phi(WORD) for _ in range(3))
-        sums = [[builder.phi(v.type) for _ in range(VECTORS)] for _ in range(ROWS)]
+        sums = [builder.phi(VECTOR) for _ in range(ROWS * VECTORS)]
         columns = [v.load(v.at(b_at, j * BYTES)) for j in range(VECTORS)]
-        found = list[list[Any]]()
-        for i, row in enumerate(sums):
-            number = v.broadcast(v.at(a_at, i * v.itemsize))
-            found.append([v.multiply_add(number, x, y) for x, y in zip(columns, row, strict=True)])
+        numbers = (v.broadcast(v.at(a_at, i * SIZE)) for i in range(ROWS))
+        terms = [(number, column) for number in numbers for column in columns]
+        found = [v.multiply_add(*term, before_it) for term, before_it in zip(terms, sums, strict=True)]
         rest = builder.sub(left, WORD(1))
-        following = rest, v.at(a_at, ROWS * v.itemsize), v.at(b_at, VECTORS * BYTES)
-        for phi, first, then in zip((left, a_at, b_at), (length, a, b), following, strict=True):
+        then = rest, v.at(a_at, ROWS * SIZE), v.at(b_at, COLUMNS * SIZE), *found
+        zeros = [ir.Constant(VECTOR, [0.0] * LANES)] * len(sums)
+        for phi, first, next_ in zip((left, a_at, b_at, *sums), (length, a, b, *zeros), then, strict=True):
             phi.add_incoming(first, before)
-            phi.add_incoming(then, loop)
-        for phi, then in zip(sum(sums, []), sum(found, []), strict=True):
-            phi.add_incoming(ir.Constant(v.type, [0.0] * v.lanes), before)
-            phi.add_incoming(then, loop)
+            phi.add_incoming(next_, loop)
         builder.cbranch(builder.icmp_signed(">", rest, WORD(0)), loop, end)
         builder.position_at_end(end)
-        places = [[v.at(v.at(c, builder.mul(step, WORD(i))), j * BYTES) for j in range(VECTORS)] for i in range(ROWS)]
+        rows = [v.at(c, builder.mul(step, WORD(i))) for i in range(ROWS)]
+        places = [v.at(row, j * BYTES) for row in rows for j in range(VECTORS)]
         with builder.if_else(builder.icmp_signed("!=", more, WORD(0))) as (add, write):
             for way, added in ((add, True), (write, False)):
                 with way:
-                    for place, value in zip(sum(places, []), sum(found, []), strict=True):
+                    for place, value in zip(places, found, strict=True):
                         v.store(builder.fadd(v.load(place), value) if added else value, place)
         return context.get_dummy_value()
 
-    return types.none(kind, *[types.int64] * 6), emit
+    return types.none(*[types.int64] * 6), emit
 
 
 @intrinsic
-def copy(context, kind, to, source, count):
+def copy(context, to, source, count):
     """Copy `count` numbers, a literal."""
 
     def emit(context, builder, signature, values):
-        v = Vectors(builder, kind)
-        v.store(v.load(values[2], ir.VectorType(v.scalar, count.literal_value)), values[1])
+        v = Vectors(builder)
+        v.store(v.load(values[1], ir.VectorType(NUMBER, count.literal_value)), values[0])
         return context.get_dummy_value()
 
-    return types.none(kind, types.int64, types.int64, count), emit
+    return types.none(types.int64, types.int64, count), emit
 
 
 @intrinsic
-def transpose(context, kind, to, step, source, row, rows):
-    """A vector from each of `rows` rows, a literal power of 2 up to the lanes, transposed.
+def transpose(context, to, step, source, row, rows):
+    """LANES numbers from each of `rows` rows, a literal power of 2 up to LANES, transposed.
 
     row   from a row of the source to the next
     step  from a vector of the result to the next: several of its rows where it has fewer columns than a vector
     """
 
     def emit(context, builder, signature, values):
-        _, to, step, source, row, _ = values
-        v, vectors = Vectors(builder, kind), list[Any]()
+        to, step, source, row, _ = values
+        v, vectors = Vectors(builder), list[Any]()
         for _ in range(rows.literal_value):
             vectors.append(v.load(source))
             source = v.at(source, row)
@@ -149,26 +140,25 @@ def transpose(context, kind, to, step, source, row, rows):
             to = v.at(to, step)
         return context.get_dummy_value()
 
-    return types.none(kind, types.int64, types.int64, types.int64, types.int64, rows), emit
+    return types.none(types.int64, types.int64, types.int64, types.int64, rows), emit
 
 
 @intrinsic
-def number_at(context, kind, address):
+def number_at(context, address):
     """The number at an address."""
 
     def emit(context, builder, signature, values):
-        v = Vectors(builder, kind)
-        return v.load(values[1], v.scalar)
+        return Vectors(builder).load(values[0], NUMBER)
 
-    return kind(kind, types.int64), emit
+    return types.float32(types.int64), emit
 
 
 @intrinsic
-def put(context, kind, number, address):
+def put(context, number, address):
     """Write a number to an address."""
 
     def emit(context, builder, signature, values):
-        Vectors(builder, kind).store(values[1], values[2])
+        Vectors(builder).store(values[0], values[1])
         return context.get_dummy_value()
 
-    return types.none(kind, kind, types.int64), emit
+    return types.none(types.float32, types.int64), emit
