@@ -12,7 +12,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.kernels import cores, parallel
-from minigraph.kernels.cpu import product
+from minigraph.kernels.cpu import product, strips
 from minigraph.opdef import get_op
 
 
@@ -107,14 +107,25 @@ SHAPES = (
 )  # fmt: skip
 
 
+@pytest.fixture(params=["BLAS", "machine code"])
+def who(request, monkeypatch):
+    """Who computes large products of float32, whichever processor this is."""
+    found = None
+    if request.param == "machine code":
+        pytest.importorskip("numba")
+        from minigraph.kernels.cpu.compiled import gemm as found
+    monkeypatch.setattr(strips, "_machine_code", lambda: found)
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_products_have_the_same_bits_for_any_number_of_threads(shapes, dtype, monkeypatch):
+def test_products_have_the_same_bits_for_any_number_of_threads(shapes, dtype, who, monkeypatch):
     monkeypatch.setattr(parallel, "REST", 0)
     rng, found, ran = np.random.default_rng(0), [], []
     a, b = (np.asarray(rng.normal(size=s), dtype) for s in shapes)
-    matmul = np.matmul
-    monkeypatch.setattr(np, "matmul", lambda *args, **how: ran.append(1) or matmul(*args, **how))
+    for_each = parallel.for_each
+    monkeypatch.setattr(product, "for_each", lambda items, *how, **of: ran.extend(items) or for_each(items, *how, **of))
     for threads in (1, 2, 5):
         monkeypatch.setattr(parallel, "cores", lambda n=threads: n)
         monkeypatch.setattr(parallel._Rest, "until", 0.0)
@@ -133,7 +144,7 @@ def test_products_of_transposed_operands(trans):
     np.testing.assert_allclose(product.product(a, b), a @ b, rtol=1e-10, atol=1e-10)
 
 
-def test_products_share_threads_at_once_and_have_the_bits_that_each_has_alone(monkeypatch):
+def test_products_share_threads_at_once_and_have_the_bits_that_each_has_alone(who, monkeypatch):
     met = []
     monkeypatch.setattr(product, "for_each", lambda *args, **how: met.append(1) or parallel.for_each(*args, **how))
     rng = np.random.default_rng(3)
@@ -250,7 +261,7 @@ def test_a_library_with_a_number_for_each_thread_is_set_back_too(monkeypatch):
 
 FORKS = """
 import os
-from minigraph.kernels.cpu import product
+from minigraph.kernels.cpu import product, strips
 from minigraph.opdef import get_op
 class Library:
     num_threads = 3

@@ -1,5 +1,7 @@
 """Products of matrices on a CPU: BLAS computes with one thread, and blocks of large products go to ours.
 
+Some are computed by machine code of our own (`strips.py`).
+
 OpenBLAS's own threads spin while they wait for each other. Beside busy processes each product of more than 0.5 MFLOP
 may so last several time slices, and its results depend on the number of threads. Here blocks depend on shapes only, so
 results have the same bits for any number of threads.
@@ -11,7 +13,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -21,10 +23,9 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
-from .strips import faster, strips
+from .strips import Piece, faster, strips
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # a, b, out
-Block = tuple[int, Callable[[], None]]  # multiplications, and who does them
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
 PIECE = 2**23  # multiplications of a block at least
@@ -40,7 +41,7 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     """`product` of each; the blocks of all of them are shared at once, so threads meet once."""
     if not _apart(operands):
         return [product(*one) for one in operands]
-    results, blocks = list[np.ndarray](), list[Block]()
+    results, blocks = list[np.ndarray](), list[Piece]()
     for a, b, out in operands:
         shape, axis, block = _cut(a, b, out)
         if axis is None:
@@ -48,7 +49,7 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
             continue
         to = np.empty(shape, a.dtype) if out is None else out
         results.append(to)
-        if len(shape) == 2 and to.strides[1] == to.itemsize and faster(*shape, a.shape[1], a.dtype):
+        if faster(a, b, to):
             blocks += strips(a, b, to)
             continue
         for start in range(0, shape[axis], block):
