@@ -89,7 +89,7 @@ class Strip:
         _own.copied = self.copied if k <= INNER else None
 
 
-class _Own(threading.local):
+class _Copies(threading.local):
     """What a thread keeps: memory, and what stands for the rows that lie copied in it."""
 
     memory = np.empty(0, np.uint8)
@@ -102,7 +102,7 @@ class _Own(threading.local):
         return self.memory
 
 
-_own = _Own()
+_own = _Copies()
 
 
 def _address(x: np.ndarray) -> int:
