@@ -84,7 +84,7 @@ def test_sums_and_rows_in_several_parts(monkeypatch):
     monkeypatch.setattr(strips, "INNER", 96)
     monkeypatch.setattr(strips, "STRIP", 64)
     monkeypatch.setattr(strips, "COPIED", 96 * 80)
-    for sizes in ((300, 400, 200), (70, 96, 513), (161, 97, 64)):
+    for sizes in ((300, 400, 200), (300, 96, 200), (70, 96, 513), (161, 97, 64)):
         a, b = operands(*sizes, "rows", "transposed")
         assert_product(computed(a, b), a, b)
 
@@ -114,6 +114,21 @@ def test_memory_that_grows_keeps_no_rows():
     assert strips._own.copied is copied
     strips._own.memory_of(strips._own.memory.size + 1)
     assert strips._own.copied is None
+
+
+@pytest.mark.parametrize("layouts", [("rows", "rows"), ("rows", "transposed"), ("transposed", "strided")])
+def test_memory_is_enough(layouts, machine_code):
+    for m, k, n in ((9, 17, 33), (64, 300, 64), (1, 1, 1)):
+        (a, b), out = operands(m, k, n, *layouts), np.empty((m, n), np.float32)
+        size = machine_code.room(m, n, k)
+        memory = np.full(size + 8192, 77, np.uint8)
+        machine_code.multiply()(
+            m, n, k, strips._address(a), *a.strides, strips._address(b), *b.strides,
+            strips._address(out), out.strides[0], 0, strips._address(memory) + 4096, 1,
+        )  # fmt: skip
+        assert_product(out, a, b)
+        assert (memory[:4096] == 77).all()
+        assert (memory[4096 + size :] == 77).all()
 
 
 @pytest.mark.parametrize("which", ["row", "column"])
@@ -162,7 +177,7 @@ def test_large_products_use_them(monkeypatch):
 
 def refused():
     large = np.ones((128, 128), np.float32)
-    few, out = np.ones((63, 128), np.float32), np.empty((128, 128), np.float32)
+    few, out = np.ones((63, 128), np.float32), np.zeros((128, 128), np.float32)
     locked = out.copy()
     locked.setflags(write=False)
     yield "float64", (large.astype(float), large.astype(float), out.astype(float))
