@@ -118,7 +118,7 @@ def test_memory_that_grows_keeps_no_rows():
 
 @pytest.mark.parametrize("layouts", [("rows", "rows"), ("rows", "transposed"), ("transposed", "strided")])
 def test_memory_is_enough(layouts, machine_code):
-    for m, k, n in ((9, 17, 33), (64, 300, 64), (1, 1, 1)):
+    for m, k, n in ((9, 17, 33), (64, 300, 64), (64, 17, 64), (1, 1, 1)):
         (a, b), out = operands(m, k, n, *layouts), np.empty((m, n), np.float32)
         size = machine_code.room(m, n, k)
         memory = np.full(size + 8192, 77, np.uint8)
