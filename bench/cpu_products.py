@@ -1,4 +1,4 @@
-"""The large products of the MLP's step on a CPU: NumPy's OpenBLAS beside MKL and oneDNN.
+"""The large products of the MLP's step on a CPU: our machine code and NumPy's OpenBLAS beside MKL and oneDNN.
 
     pip install mkl onednn-cpu-gomp     whichever is not there is left out
     python -m bench.cpu_products        writes bench/results/cpu_products.json
@@ -23,6 +23,7 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from minigraph.kernels import parallel
+from minigraph.kernels.cpu import strips
 
 from .harness import machine, now, write_report
 
@@ -74,9 +75,17 @@ def with_onednn(library: ctypes.CDLL) -> Gemm:
     return gemm
 
 
+def minigraphs(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """By our machine code."""
+    for _, work in strips.strips(a, b, out):
+        work()
+
+
 def libraries() -> dict[str, Gemm]:
-    """NumPy's, and those whose wheels have put a library into the environment's folder."""
+    """Ours, NumPy's, and those whose wheels have put a library into the environment's folder."""
     found: dict[str, Gemm] = {"OpenBLAS": lambda a, b, out: np.matmul(a, b, out=out)}
+    if strips.faster(*operands(64, 64, 64, False, False)):
+        found["minigraph"] = minigraphs
     for name, pattern, make in (("MKL", "libmkl_rt.so*", with_mkl), ("oneDNN", "libdnnl.so*", with_onednn)):
         for path in sorted(Path(sys.prefix, "lib").glob(pattern))[:1]:
             found[name] = make(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL))
