@@ -142,7 +142,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Run the arms of minigraph and of `peers`, print a table and write bench/results/<its name, or `file`>.json.
 
-    alone  a round in which the machine did more than OTHER_WORK for others is discarded, and done again
+    alone  as in `turns`
     """
     names = [name for name, arm in bench.arms.items() if arm.peer is None or arm.peer in peers]
     workers = [Worker(bench, name, threads) for name in names]
@@ -151,22 +151,9 @@ def compare(
         problem = bench.agree(checks[names[0]], checks[name])
         if problem:
             raise SystemExit(f"{bench.name}: {names[0]} and {name} do not compute the same: {problem}")
-    times: dict[str, list[float]] = {name: [] for name in names}
     for w in workers:
         w.ask(steps=WARM_UP)
-    turn = discarded = 0
-    while turn < rounds:
-        begin, before = time.perf_counter(), other_work(workers) if alone else 0
-        order = workers if turn % 2 else workers[::-1]
-        found = {w.arm: w.ask(steps=steps) for w in order}
-        spent = time.perf_counter() - begin
-        if alone and other_work(workers) - before > OTHER_WORK * spent * (os.cpu_count() or 1):
-            discarded += 1
-            time.sleep(1)
-            continue
-        for name, seconds in found.items():
-            times[name] += seconds
-        turn += 1
+    times, discarded = turns(workers, rounds, steps, alone)
     installed = {name: version for w in workers for name, version in w.ask(versions=True).items()}
     for w in workers:
         w.close()
@@ -185,6 +172,27 @@ def compare(
     path = write_report(report, file)
     print(table(report))
     print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def turns(workers: Sequence[Worker], rounds: int, steps: int, alone: bool) -> tuple[dict[str, list[float]], int]:
+    """(seconds of each arm's steps, rounds that were discarded); in a round each arm has its turn.
+
+    alone  a round in which the machine did more than OTHER_WORK for others is discarded, and done again
+    """
+    times: dict[str, list[float]] = {w.arm: [] for w in workers}
+    turn = discarded = 0
+    while turn < rounds:
+        begin, before = time.perf_counter(), other_work(workers) if alone else 0.0
+        found = {w.arm: w.ask(steps=steps) for w in (workers if turn % 2 else reversed(workers))}
+        spent = time.perf_counter() - begin
+        if alone and other_work(workers) - before > OTHER_WORK * spent * (os.cpu_count() or 1):
+            discarded += 1
+            time.sleep(1)
+            continue
+        for arm, seconds in found.items():
+            times[arm] += seconds
+        turn += 1
+    return times, discarded
 
 
 def other_work(workers: Sequence[Worker]) -> float:
