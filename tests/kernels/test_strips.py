@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +132,21 @@ def test_memory_is_enough(layouts, machine_code):
         assert_product(out, a, b)
         assert (memory[:4096] == 77).all()
         assert (memory[4096 + size :] == 77).all()
+
+
+def test_machine_code_on_disk_is_that_of_this_source(tmp_path):
+    code = (
+        "from minigraph.kernels.cpu.compiled import gemm\n"
+        "gemm.SOURCE += {!r}\n"
+        "print(sum(gemm.multiply().stats.cache_hits.values()))"
+    )
+    how = {"capture_output": True, "text": True, "check": True, "timeout": 300, "cwd": Path(__file__).parents[2]}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    hits = [
+        subprocess.run([sys.executable, "-c", code.format(other)], env=environment, **how).stdout.strip()
+        for other in ("", "", "changed")
+    ]
+    assert hits == ["0", "1", "0"]
 
 
 @pytest.mark.parametrize("which", ["row", "column"])

@@ -7,6 +7,7 @@ the columns of a call in the second, while tiles are computed (Goto and van de G
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cache
 
@@ -15,9 +16,12 @@ from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import njit, types
 from numba.extending import overload
 
+from . import vectors
 from .kept import kept
 from .vectors import BYTES, COLUMNS, LANES, ROWS, SIZE, add_tile, copy, number_at, put, transpose
 
+# of what is written into the machine code from there; numba looks at changes of this file alone
+SOURCE = hashlib.sha256(str(vectors.__spec__.loader.get_source(vectors.__name__)).encode()).hexdigest()
 DEPTH = 256  # products that a tile adds up before it is written: its operands then fit the first cache
 TOGETHER = 8  # panels that are written at the same time: as many lines as a set of the first cache has
 
@@ -44,7 +48,11 @@ def multiply() -> Callable[..., None]:
     fresh    0 where `memory` holds the rows of `a` from a call before, with the same m and k and any n
     """
 
+    source = SOURCE
+
     def multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh):
+        # machine code on disk is found by the values of such variables
+        source  # noqa: B018  # pyright: ignore[reportUnusedExpression]
         high, wide = (m + ROWS - 1) // ROWS * ROWS, (n + COLUMNS - 1) // COLUMNS * COLUMNS
         rows = (memory + BYTES - 1) // BYTES * BYTES
         columns = rows + high * k * SIZE
