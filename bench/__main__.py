@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="how often each arm has its turn")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a turn (on a CPU)")
     parser.add_argument("--threads", type=int, default=2, help="cores for each arm (on a CPU)")
+    parser.add_argument("--alone", action="store_true", help="rounds beside other work do not count (on a CPU)")
     parser.add_argument("--file", default="", help="what it is called in bench/results, of one bench (on a CPU)")
     parser.add_argument("--only", default="", help="cases whose title contains this (on a GPU)")
     options = parser.parse_intermixed_args()
@@ -112,7 +113,9 @@ def main() -> int:
         if not isinstance(bench, CpuBench):
             bench.run(peers, options.rounds, command, options.only)
         else:
-            compare(bench, peers, options.rounds, options.steps, options.threads, command, options.file)
+            compare(
+                bench, peers, options.rounds, options.steps, options.threads, command, options.file, options.alone
+            )
     return 0
 
 

@@ -30,6 +30,7 @@ PACKAGES = {  # of peers that are called otherwise
     "compile": "torch", "torch-compile": "torch", "liger": "torch", "variants": "minigraph",
 }  # fmt: skip
 SHORT = 100  # characters of a line of a report
+OTHER_WORK = 0.03  # of the cores' time: what others may do in a round that counts as alone
 WARM_UP = 5  # steps of each arm before the first timed one
 
 
@@ -136,9 +137,13 @@ def _timed(step: Callable[[], Any]) -> float:
 
 
 def compare(
-    bench: CpuBench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str, file: str = ""
-) -> None:
-    """Run the arms of minigraph and of `peers`, print a table and write bench/results/<its name, or `file`>.json."""
+    bench: CpuBench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str, file: str = "",
+    alone: bool = False,
+) -> None:  # fmt: skip
+    """Run the arms of minigraph and of `peers`, print a table and write bench/results/<its name, or `file`>.json.
+
+    alone  as in `turns`
+    """
     names = [name for name, arm in bench.arms.items() if arm.peer is None or arm.peer in peers]
     workers = [Worker(bench, name, threads) for name in names]
     checks = {w.arm: w.ask(check=True) for w in workers}
@@ -146,12 +151,9 @@ def compare(
         problem = bench.agree(checks[names[0]], checks[name])
         if problem:
             raise SystemExit(f"{bench.name}: {names[0]} and {name} do not compute the same: {problem}")
-    times: dict[str, list[float]] = {name: [] for name in names}
     for w in workers:
         w.ask(steps=WARM_UP)
-    for turn in range(rounds):
-        for w in workers if turn % 2 else reversed(workers):
-            times[w.arm] += w.ask(steps=steps)
+    times, discarded = turns(workers, rounds, steps, alone)
     installed = {name: version for w in workers for name, version in w.ask(versions=True).items()}
     for w in workers:
         w.close()
@@ -162,6 +164,7 @@ def compare(
         "date": now(),
         "machine": machine(),
         "threads": threads,
+        **({"discarded_rounds": discarded} if alone else {}),
         "versions": installed,
         "checked": checks,
         "milliseconds": {name: summarized([s * 1e3 for s in seconds]) for name, seconds in times.items()},
@@ -169,6 +172,37 @@ def compare(
     path = write_report(report, file)
     print(table(report))
     print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def turns(workers: Sequence[Worker], rounds: int, steps: int, alone: bool) -> tuple[dict[str, list[float]], int]:
+    """(seconds of each arm's steps, rounds that were discarded); in a round each arm has its turn.
+
+    alone  a round in which the machine did more than OTHER_WORK for others is discarded, and done again
+    """
+    times: dict[str, list[float]] = {w.arm: [] for w in workers}
+    turn = discarded = 0
+    while turn < rounds:
+        begin, before = time.perf_counter(), other_work(workers) if alone else 0.0
+        found = {w.arm: w.ask(steps=steps) for w in (workers if turn % 2 else reversed(workers))}
+        spent = time.perf_counter() - begin
+        if alone and other_work(workers) - before > OTHER_WORK * spent * (os.cpu_count() or 1):
+            discarded += 1
+            time.sleep(1)
+            continue
+        for arm, seconds in found.items():
+            times[arm] += seconds
+        turn += 1
+    return times, discarded
+
+
+def other_work(workers: Sequence[Worker]) -> float:
+    """Seconds that this machine's cores have been busy so far, with other than these processes (on Linux)."""
+    fields = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    ticks = sum(map(int, fields[:8])) - int(fields[3]) - int(fields[4])  # all but idle and waiting for a disk
+    for w in workers:
+        own = Path(f"/proc/{w.process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks -= int(own[11]) + int(own[12])  # in user mode, in the system
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def now() -> str:

@@ -36,9 +36,13 @@ def weights() -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-def minigraph_arm(fused: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def minigraph_arm(fused: bool, blas: bool = False) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A program with its passes or without; `blas` leaves all products to NumPy's library."""
     import minigraph as mg
+    from minigraph.kernels.cpu import product
 
+    if blas:
+        product.faster = lambda *_: False
     mg.enable_static()
     main, startup = mg.static.Program(), mg.static.Program()
     with mg.static.program_guard(main, startup):
@@ -100,6 +104,7 @@ BENCH = CpuBench(
     {
         "minigraph": ProcessArm(lambda: minigraph_arm(fused=False)),
         "minigraph fused": ProcessArm(lambda: minigraph_arm(fused=True)),
+        "minigraph, BLAS": ProcessArm(lambda: minigraph_arm(fused=True, blas=True)),
         "torch": ProcessArm(lambda: torch_arm(fused_optimizer=False), "torch"),
         "torch fused AdamW": ProcessArm(lambda: torch_arm(fused_optimizer=True), "torch"),
     },

@@ -3,7 +3,7 @@
     loop(g, p, *states, *numbers)       the update in place: gradient, parameter, states, numbers of the step
     numbers(rate, *powers, **attrs)     the numbers of the step, computed in double and rounded once
 
-NumPy runs a loop as array operations, numba as machine code (kernels/cpu/compiled.py); a trace of it
+NumPy runs a loop as array operations, numba as machine code (kernels/cpu/compiled/elements.py); a trace of it
 (kernels/trace.py) is a CUDA kernel's body or a list of elementary operations. All do the same
 operations in the same order without contractions, so their results are bit-equal. A loop reads all
 that it needs of an element before it writes: a processor that has just written to one array reads

@@ -11,19 +11,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minigraph.errors import MinigraphError, ProgramError, ShapeError, call_site, require, shortened
-from minigraph.errors.kinds import (
-    MIXED_TYPES,
-    NAME,
-    NO_NUMBERS,
-    NOT_OFFERED,
-    UNKNOWN_NAME,
-    no_memory,
-)
+from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, NOT_OFFERED, UNKNOWN_NAME, no_memory
 from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, in_type, why_no_array
 
 from .context import Guards, Turn, held_elsewhere, renewed_in_child
 from .copies import NotPickled
-from .torn import Torn
 
 FAULTS_KEPT = 16
 
@@ -128,6 +120,32 @@ class Steps(weakref.WeakKeyDictionary[Any, int]):
 
     def __getitem__(self, origin: Any) -> int:
         return self.get(origin, 0)
+
+
+class Torn:
+    """What a Scope knows of values that are neither old nor new; `torn` is {name: the reason}."""
+
+    def __init__(self) -> None:
+        self.torn: dict[str, str] = {}
+
+    def tear(self, names: Iterable[str], reason: str) -> None:
+        """Refuse to read these from now on, until they are written."""
+        self.torn |= dict.fromkeys(names, reason)
+
+    def check_whole(self, name: str) -> None:
+        """Refuse a value that `tear` has marked."""
+        if name in self.torn:
+            raise ProgramError(
+                f"{name} may be half a step ahead of others: {self.torn[name]}",
+                hint="load a checkpoint, run the startup program again or set the values; scope.accept_torn() takes"
+                " them as they are",
+            )  # fmt: skip
+
+    def accept_torn(self) -> list[str]:
+        """Take all values as they are after a run that ended between its updates; returns the names concerned."""
+        names = list(self.torn)
+        self.torn.clear()
+        return names
 
 
 class Scope(Torn, NotPickled):

@@ -79,7 +79,8 @@ MAY_IMPORT = {
 FOREIGN = {
     "networkx": "ir/adjacency.py",
     "ml_dtypes": "types.py",
-    "numba": "kernels/cpu/compiled.py",
+    "numba": "kernels/cpu/compiled/",
+    "llvmlite": "kernels/cpu/compiled/",  # numba's compiler
     "threadpoolctl": "kernels/cpu/product.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",

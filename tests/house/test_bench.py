@@ -206,6 +206,41 @@ def test_means_of_turns_have_an_error_and_rows_of_a_part_replace_their_own():
     assert [row["ratio"] for row in busy_cpu.joined(rows[:2], rows[2:])] == [3, 2]
 
 
+def test_a_round_beside_other_work_is_done_again(monkeypatch):
+    class Arm:
+        def __init__(self, arm):
+            self.arm, self.asked = arm, 0
+
+        def ask(self, steps):
+            self.asked += 1
+            return [float(self.asked)] * steps
+
+    work = iter([0.0, 1e9, 1e9, 1e9])  # before and after each round: the first one is disturbed
+    monkeypatch.setattr(harness, "other_work", lambda workers: next(work))
+    monkeypatch.setattr(harness.time, "sleep", lambda seconds: None)
+    arms: Any = [Arm("a"), Arm("b")]
+    assert harness.turns(arms, 1, 2, alone=True) == ({"a": [2.0, 2.0], "b": [2.0, 2.0]}, 1)
+    assert harness.turns(arms, 1, 1, alone=False) == ({"a": [3.0], "b": [3.0]}, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_work_of_others_is_all_but_that_of_the_workers():
+    class Busy:
+        process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+    worker: Any = Busy()
+    try:
+        ticks, own = 0, 0.0
+        while ticks < 20:  # until it has worked for 0.2 s
+            fields = Path(f"/proc/{worker.process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = int(fields[11])
+            own = harness.other_work([]) - harness.other_work([worker])
+        assert own > 0.1
+    finally:
+        worker.process.kill()
+        worker.process.wait()
+
+
 def test_a_report_has_a_line_for_each_fact():
     times = {"median": 0.5, "raw": [1e-07, None, *range(90)]}
     report = {"title": "[\n 1]", "milliseconds": {"ours": times, "not": {}}, "machine": {"cpu": "x", "cores": 2}}

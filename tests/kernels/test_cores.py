@@ -12,7 +12,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.kernels import cores, parallel
-from minigraph.kernels.cpu import product
+from minigraph.kernels.cpu import product, strips
 from minigraph.opdef import get_op
 from tests.support.interrupts import interrupts
 
@@ -167,14 +167,25 @@ SHAPES = (
 )  # fmt: skip
 
 
+@pytest.fixture(params=["BLAS", "machine code"])
+def who(request, monkeypatch):
+    """Who computes large products of float32, whichever processor this is."""
+    found = None
+    if request.param == "machine code":
+        pytest.importorskip("numba")
+        from minigraph.kernels.cpu.compiled import gemm as found
+    monkeypatch.setattr(strips, "_machine_code", lambda: found)
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_products_have_the_same_bits_for_any_number_of_threads(shapes, dtype, monkeypatch):
+def test_products_have_the_same_bits_for_any_number_of_threads(shapes, dtype, who, monkeypatch):
     monkeypatch.setattr(parallel, "REST", 0)
     rng, found, ran = np.random.default_rng(0), [], []
     a, b = (np.asarray(rng.normal(size=s), dtype) for s in shapes)
-    matmul = np.matmul
-    monkeypatch.setattr(np, "matmul", lambda *args, **how: ran.append(1) or matmul(*args, **how))
+    for_each = parallel.for_each
+    monkeypatch.setattr(product, "for_each", lambda items, *how, **of: ran.extend(items) or for_each(items, *how, **of))
     for threads in (1, 2, 5):
         monkeypatch.setattr(parallel, "cores", lambda n=threads: n)
         monkeypatch.setattr(parallel._Rest, "until", 0.0)
@@ -193,7 +204,7 @@ def test_products_of_transposed_operands(trans):
     np.testing.assert_allclose(product.product(a, b), a @ b, rtol=1e-10, atol=1e-10)
 
 
-def test_products_share_threads_at_once_and_have_the_bits_that_each_has_alone(monkeypatch):
+def test_products_share_threads_at_once_and_have_the_bits_that_each_has_alone(who, monkeypatch):
     met = []
     monkeypatch.setattr(product, "for_each", lambda *args, **how: met.append(1) or parallel.for_each(*args, **how))
     rng = np.random.default_rng(3)
@@ -324,7 +335,7 @@ def test_an_interrupt_leaves_no_library_with_one_thread(monkeypatch, shared):
 
 FORKS = """
 import os
-from minigraph.kernels.cpu import product
+from minigraph.kernels.cpu import product, strips
 from minigraph.opdef import get_op
 class Library:
     num_threads = 3

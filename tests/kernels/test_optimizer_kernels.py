@@ -92,7 +92,7 @@ def have_cores(patch, count):
     patch.setattr(parallel, "REST", 0)
     patch.setattr(parallel._Rest, "until", 0.0)
     if "numba" in sys.modules:
-        patch.setattr("minigraph.kernels.cpu.compiled.cores", lambda: count)
+        patch.setattr("minigraph.kernels.cpu.compiled.elements.cores", lambda: count)
 
 
 @pytest.fixture(params=CORES)
@@ -187,9 +187,9 @@ def test_squared_norm_of_extreme_values():
 @pytest.fixture
 def compiled():
     pytest.importorskip("numba")
-    from minigraph.kernels.cpu import compiled
+    from minigraph.kernels.cpu.compiled import elements
 
-    return compiled
+    return elements
 
 
 @pytest.mark.parametrize(
@@ -280,9 +280,8 @@ def test_few_elements_become_machine_code_when_they_come_often(compiled, monkeyp
 
 def test_without_numba_numpy_computes(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    for module in ("numba", "minigraph.kernels.cpu.compiled"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "numba", None)
+    for module in [module for module in sys.modules if module.startswith("minigraph.kernels.cpu.compiled")]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr("minigraph.kernels.cpu.compiled", raising=False)
     kernels._compiled.cache_clear()
     try:
@@ -296,8 +295,9 @@ def test_without_numba_numpy_computes(monkeypatch):
 def test_machine_code_is_found_on_disk_again(compiled, tmp_path):
     """By what the loop does: it was another object in the process that wrote it."""
     code = (
-        "import numpy as np; from minigraph.kernels import updates; from minigraph.kernels.cpu import compiled;"
-        "print(compiled.machine_code(updates._sgd, 2, np.dtype('float32')).cache_hits)"
+        "import numpy as np; from minigraph.kernels import updates\n"
+        "from minigraph.kernels.cpu.compiled import elements\n"
+        "print(elements.machine_code(updates._sgd, 2, np.dtype('float32')).cache_hits)"
     )
     how = {"capture_output": True, "text": True, "check": True, "timeout": 120, "cwd": Path(__file__).parents[2]}
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -134,7 +134,7 @@ class _Net(RewriteLayers, HeadLayers):
         self.fetched_grads: list[Variable] = []
         self.read_later: list[Variable] = []
         self.words: list[str] = []
-        self.before = random.Random(f"before {seed}")  # apart from what layers draw
+        self.before, self.norms = (random.Random(f"{of} {seed}") for of in ("before", "norms"))  # apart from layers
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.rows = 0 if r.random() < 0.02 else r.choice((1, 2, 3, 4, 5))
         self.batch = -1 if r.random() < 0.5 else self.rows

@@ -1,7 +1,7 @@
 """Parameter updates on a CPU: in place, block by block, all parameters of an operator spread over the cores at once.
 
 A kernel gets the arrays of the Scope as `out` and updates them; where `out` is absent it updates
-copies. The loops are machine code where numba is installed and there is enough to do (`kernels/cpu/compiled.py`), which
+copies. The loops are machine code where numba is installed and there is enough to do (`compiled/elements.py`), which
 gets the addresses of all arrays in one call. NumPy runs one pass per elementary operation, so a block is small enough
 to stay in cache between them, and large enough that threads seldom wait for the interpreter lock. Each element is
 computed by the same operations, by NumPy or not, wherever blocks end, so results do not depend on the number of cores.
@@ -141,10 +141,10 @@ def _numbers(
 def _compiled() -> Any:
     """The module that runs loops as machine code; None without numba."""
     try:
-        from . import compiled
+        from .compiled import elements
     except ImportError:
         return None
-    return compiled
+    return elements
 
 
 def _bound(loop: Loop, columns: Sequence[Arrays]) -> Callable[[Numbers, Change], None]:

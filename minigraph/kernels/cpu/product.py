@@ -1,5 +1,7 @@
 """Products of matrices on a CPU: BLAS computes with one thread, and blocks of large products go to ours.
 
+Some are computed by machine code of our own (`strips.py`).
+
 OpenBLAS's own threads spin while they wait for each other. Beside busy processes each product of more than 0.5 MFLOP
 may so last several time slices, and its results depend on the number of threads. Here blocks depend on shapes only, so
 results have the same bits for any number of threads.
@@ -13,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,9 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
+from .strips import Piece, faster, strips
+
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # a, b, out
-Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # parts of a and of b, and what their product is written into
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
 PIECE = 2**23  # multiplications of a block at least
@@ -38,18 +41,24 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     """`product` of each; the blocks of all of them are shared at once, so threads meet once."""
     if not _apart(operands):
         return [product(*one) for one in operands]
-    results, blocks = list[np.ndarray](), list[Block]()
+    results, blocks = list[np.ndarray](), list[Piece]()
     for a, b, out in operands:
         shape, axis, block = _cut(a, b, out)
         if axis is None:
             results.append(np.matmul(a, b, out=out))
             continue
-        results.append(np.empty(shape, a.dtype) if out is None else out)
+        to = np.empty(shape, a.dtype) if out is None else out
+        results.append(to)
+        if faster(a, b, to):
+            blocks += strips(a, b, to)
+            continue
         for start in range(0, shape[axis], block):
             at = axis, start, min(start + block, shape[axis])
-            blocks.append((_part(a, *at, -1), _part(b, *at, -2), _part(results[-1], *at)))
+            part = _part(to, *at)
+            call = partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
+            blocks.append((part.size * a.shape[-1], call))
     if blocks:
-        for_each(blocks, _multiply, cost=lambda block: block[2].size * block[0].shape[-1])
+        for_each(blocks, lambda block: block[1](), cost=lambda block: block[0])
     return results
 
 
@@ -61,8 +70,7 @@ def _apart(operands: Sequence[Operands]) -> bool:
     )
 
 
-def _multiply(block: Block) -> None:
-    a, b, to = block
+def _multiply(a: np.ndarray, b: np.ndarray, to: np.ndarray) -> None:
     with one_thread_in_blas():
         np.matmul(a, b, out=to)
 

@@ -30,10 +30,11 @@ from minigraph.kernels.cores import cores
 from minigraph.kernels.parallel import together
 from minigraph.kernels.updates import Loop, elements
 
+from .kept import OPTIONS, kept
+
 BLOCK = 16384  # elements that a thread takes at once
 SHARE = 131072  # elements that are worth another thread, which takes time to wake
 LINE = 8  # counters in a cache line: threads that count do not disturb each other
-OPTIONS: dict[str, Any] = {"error_model": "numpy"}  # a division by zero gives inf, as in NumPy
 INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python never calls it
 CALLED = types.int64(*[types.int64] * 5)  # machine code as work() of handed_out calls it
 
@@ -80,22 +81,6 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
     return run
 
 
-def _kept(make: Callable[..., Any], signature: Any, **options: Any) -> Callable[..., Any]:
-    """njit or cfunc whose machine code is kept on disk, if there is a folder that can be written.
-
-    It lies beside the package or in the user's cache folder; without either, on a full disk or where a crash left half
-    of it, it is made once per process.
-    """
-
-    def compile_(function: Callable[..., Any]) -> Any:
-        try:
-            return make(signature, cache=True, **OPTIONS, **options)(function)
-        except Exception:  # whatever the folder has; an error of the loop itself comes again
-            return make(signature, **OPTIONS, **options)(function)
-
-    return compile_
-
-
 @cache
 def handed_out() -> Callable[..., int]:
     """work(address, table, ends, rows, numbers, room, backward, turns, me) -> the number of elements that it did.
@@ -136,7 +121,7 @@ def handed_out() -> Callable[..., int]:
 
     words, word = types.int64[::1], types.int64
     pairs, bytes_ = types.int64[:, ::1], types.uint8[:, ::1]
-    return _kept(njit, word(word, pairs, words, words, bytes_, word, types.boolean, words, word), nogil=True)(work)
+    return kept(njit, word(word, pairs, words, words, bytes_, word, types.boolean, words, word), nogil=True)(work)
 
 
 @cache
@@ -171,7 +156,7 @@ def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Any:
         return n
 
     word = types.int64
-    return _kept(cfunc, word(word, word, word, types.CPointer(from_dtype(dtype)), word))(block)
+    return kept(cfunc, word(word, word, word, types.CPointer(from_dtype(dtype)), word))(block)
 
 
 # inlined, or the compiler does not see that indices are never negative, and does not vectorise

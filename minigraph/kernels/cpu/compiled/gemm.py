@@ -1,0 +1,126 @@
+"""Products of float32 matrices as machine code, for processors with vectors of 64 bytes.
+
+Both operands are copied first, so that what a tile of the result reads lies in one piece, in the order in which it is
+read: panels of a few rows of the one, of a few columns of the other. A panel of rows then stays in the first cache, and
+the columns of a call in the second, while tiles are computed (Goto and van de Geijn, 2008).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+from numba import njit, types
+from numba.extending import overload
+
+from . import vectors
+from .kept import kept
+from .vectors import BYTES, COLUMNS, LANES, ROWS, SIZE, add_tile, copy, number_at, put, transpose
+
+# of what is written into the machine code from there; numba looks at changes of this file alone
+SOURCE = hashlib.sha256(str(vectors.__spec__.loader.get_source(vectors.__name__)).encode()).hexdigest()
+DEPTH = 256  # products that a tile adds up before it is written: its operands then fit the first cache
+TOGETHER = 8  # panels that are written at the same time: as many lines as a set of the first cache has
+
+
+def measured_here() -> bool:
+    """Whether this is a processor on which these products were found to be faster than BLAS: AMD's Zen 4."""
+    return get_host_cpu_name() == "znver4" and get_host_cpu_features().get("avx512f", False)
+
+
+def room(rows: int, columns: int, inner: int) -> int:
+    """Bytes of memory that `multiply` needs."""
+    wide = -(-columns // COLUMNS) * COLUMNS
+    return (-(-rows // ROWS) * ROWS * inner + wide * min(inner, DEPTH) + ROWS * COLUMNS) * SIZE + BYTES
+
+
+@cache
+def multiply() -> Callable[..., None]:
+    """multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh): c = a @ b.
+
+    m, n, k  rows, columns, products that are added up, 1 at least
+    a, b, c  addresses; a_row is from a row of `a` to the next in bytes, and so on; rows of c have no gaps
+    more     not 0 where c is added to
+    memory   address of as many bytes as `room` says
+    fresh    0 where `memory` holds the rows of `a` from a call before, with the same m and k and any n
+    """
+
+    source = SOURCE
+
+    def multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh):
+        # machine code on disk is found by the values of such variables
+        source  # noqa: B018  # pyright: ignore[reportUnusedExpression]
+        high, wide = (m + ROWS - 1) // ROWS * ROWS, (n + COLUMNS - 1) // COLUMNS * COLUMNS
+        rows = (memory + BYTES - 1) // BYTES * BYTES
+        columns = rows + high * k * SIZE
+        edge = columns + wide * min(k, DEPTH) * SIZE
+        for start in range(0, k, DEPTH):
+            depth = min(DEPTH, k - start)
+            if fresh != 0:
+                _pack(rows, a + start * a_inner, a_row, a_inner, m, depth, ROWS)
+            _pack(columns, b + start * b_inner, b_column, b_inner, n, depth, COLUMNS)
+            for i in range(0, m, ROWS):
+                for j in range(0, n, COLUMNS):
+                    place, inside = c + i * c_row + j * SIZE, i + ROWS <= m and j + COLUMNS <= n
+                    to, step, added = (place, c_row, more + start) if inside else (edge, COLUMNS * SIZE, 0)
+                    add_tile(rows + i * depth * SIZE, columns + j * depth * SIZE, to, step, depth, added)
+                    if not inside:
+                        _put_edge(edge, place, c_row, min(ROWS, m - i), min(COLUMNS, n - j), more + start)
+            rows += high * depth * SIZE
+
+    return kept(njit, types.none(*[types.int64] * 14), nogil=True)(multiply)
+
+
+def _put_edge(edge, place, step, rows, columns, more):
+    """Write the part of a tile that lies inside the result."""
+
+
+@overload(_put_edge)
+def _(edge, place, step, rows, columns, more):
+    def put_edge(edge, place, step, rows, columns, more):
+        for i in range(rows):
+            for j in range(columns):
+                number, at = number_at(edge + (i * COLUMNS + j) * SIZE), place + i * step + j * SIZE
+                put(number_at(at) + number if more != 0 else number, at)
+
+    return put_edge
+
+
+def _pack(to, source, row, inner, rows, depth, width):
+    """Write rows as panels of `width`, a literal: for each product the numbers of all rows of a panel, zeros where the
+    last one has fewer.
+
+    row, inner  bytes from a row of the source to the next, from a number of a row to the next
+    """
+
+
+@overload(_pack, prefer_literal=True)
+def _(to, source, row, inner, rows, depth, width):
+    many = width.literal_value
+    square = min(many, LANES)  # rows that are transposed at once
+    step = max(BYTES, many * SIZE)
+
+    def pack(to, source, row, inner, rows, depth, width):
+        whole, ended, panel = rows // many * many, 0, depth * SIZE  # `ended` k are done for all of the whole panels
+        if row == SIZE:
+            ended = depth
+            for begin in range(0, whole, TOGETHER * many):
+                for k in range(depth):
+                    for i in range(begin, min(begin + TOGETHER * many, whole), many):
+                        copy(to + i * panel + k * many * SIZE, source + k * inner + i * SIZE, many)
+        elif inner == SIZE:
+            ended = depth // LANES * LANES
+            for i in range(0, whole, square):
+                place = to + i // many * many * panel + i % many * SIZE
+                for k in range(0, ended, LANES):
+                    transpose(place + k * many * SIZE, step, source + i * row + k * SIZE, row, square)
+        for i in range(0, rows, many):
+            for k in range(ended if i < whole else 0, depth):
+                for r in range(many):
+                    number = number_at(source + (i + r) * row + k * inner) if i + r < rows else np.float32(0)
+                    put(number, to + i * panel + (k * many + r) * SIZE)
+
+    return pack

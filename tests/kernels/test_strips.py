@@ -1,0 +1,241 @@
+"""Products by machine code of our own: on any processor here, though only those use it on which it was measured."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minigraph.kernels.cpu import product, strips
+
+SENTINEL = np.float32(1e30)
+
+
+@pytest.fixture(autouse=True)
+def machine_code(monkeypatch):
+    pytest.importorskip("numba")
+    from minigraph.kernels.cpu.compiled import gemm
+
+    monkeypatch.setattr(strips, "_machine_code", lambda: gemm)
+    return gemm
+
+
+def laid_out(x, layout):
+    """The same numbers, where they lie otherwise."""
+    if layout == "transposed":
+        return np.ascontiguousarray(x.T).T
+    if layout == "strided":
+        wide = np.full((x.shape[0] * 2, x.shape[1] * 3), SENTINEL)
+        wide[::2, ::3] = x
+        return wide[::2, ::3]
+    if layout == "backward":
+        return np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1]
+    return x
+
+
+def operands(m, k, n, first="rows", second="rows", seed=0):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(m, k)).astype(np.float32), rng.normal(size=(k, n)).astype(np.float32)
+    return laid_out(a, first), laid_out(b, second)
+
+
+def computed(a, b, order=lambda pieces: pieces):
+    """a @ b by strips, in an array inside a larger one that nobody may write."""
+    frame = np.full((a.shape[0] + 2, b.shape[1] + 2), SENTINEL)
+    out = frame[1:-1, 1:-1]
+    out[...] = np.nan
+    for _, work in order(strips.strips(a, b, out)):
+        work()
+    assert (frame[[0, -1]] == SENTINEL).all()
+    assert (frame[:, [0, -1]] == SENTINEL).all()
+    return out
+
+
+def assert_product(found, a, b):
+    """Sums of k numbers in float32: an error of k roundings is the most, far less is usual."""
+    sums = np.abs(a).astype(float) @ np.abs(b).astype(float)
+    assert (np.abs(found - a.astype(float) @ b.astype(float)) <= 4 * np.sqrt(a.shape[1]) * 2.0**-24 * sums).all()
+
+
+LAYOUTS = "rows", "transposed", "strided", "backward"
+
+
+@pytest.mark.parametrize("second", LAYOUTS)
+@pytest.mark.parametrize("first", LAYOUTS)
+def test_all_layouts(first, second):
+    for sizes in ((64, 64, 64), (70, 300, 101), (129, 65, 290)):
+        a, b = operands(*sizes, first, second)
+        assert_product(computed(a, b), a, b)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16])
+def test_edges(rows):
+    for columns in (1, 31, 32, 33, 64):
+        for inner in (1, 15, 16, 17, 255, 256, 257):
+            for layouts in (("rows", "rows"), ("rows", "transposed"), ("transposed", "rows")):
+                a, b = operands(rows, inner, columns, *layouts)
+                assert_product(computed(a, b), a, b)
+
+
+def test_sums_and_rows_in_several_parts(monkeypatch):
+    monkeypatch.setattr(strips, "INNER", 96)
+    monkeypatch.setattr(strips, "STRIP", 64)
+    monkeypatch.setattr(strips, "COPIED", 96 * 80)
+    for sizes in ((300, 400, 200), (300, 96, 200), (70, 96, 513), (161, 97, 64)):
+        a, b = operands(*sizes, "rows", "transposed")
+        assert_product(computed(a, b), a, b)
+
+
+def test_rows_that_stay_are_those_of_the_same_product():
+    """Strips of two products of one shape in turn, on one thread; then the same arrays with other numbers."""
+    a, b = operands(128, 100, 800)
+    c, d = operands(128, 100, 800, seed=1)
+    first, second = np.empty((128, 800), np.float32), np.empty((128, 800), np.float32)
+    pieces = strips.strips(a, b, first) + strips.strips(c, d, second)
+    random.Random(0).shuffle(pieces)
+    for _, work in pieces:
+        work()
+    assert_product(first, a, b)
+    assert_product(second, c, d)
+    a += 1
+    assert_product(computed(a, b), a, b)
+
+
+def test_memory_that_grows_keeps_no_rows():
+    a, b = operands(64, 200, 600)
+    strips._own.memory = np.empty(0, np.uint8)
+    assert_product(computed(a, b, order=lambda pieces: pieces[::-1]), a, b)  # narrow strips first
+    copied = strips._own.copied
+    assert copied is not None
+    strips._own.memory_of(strips._own.memory.size)
+    assert strips._own.copied is copied
+    strips._own.memory_of(strips._own.memory.size + 1)
+    assert strips._own.copied is None
+
+
+@pytest.mark.parametrize("layouts", [("rows", "rows"), ("rows", "transposed"), ("transposed", "strided")])
+def test_memory_is_enough(layouts, machine_code):
+    for m, k, n in ((9, 17, 33), (64, 300, 64), (64, 17, 64), (1, 1, 1)):
+        (a, b), out = operands(m, k, n, *layouts), np.empty((m, n), np.float32)
+        size = machine_code.room(m, n, k)
+        memory = np.full(size + 8192, 77, np.uint8)
+        machine_code.multiply()(
+            m, n, k, strips._address(a), *a.strides, strips._address(b), *b.strides,
+            strips._address(out), out.strides[0], 0, strips._address(memory) + 4096, 1,
+        )  # fmt: skip
+        assert_product(out, a, b)
+        assert (memory[:4096] == 77).all()
+        assert (memory[4096 + size :] == 77).all()
+
+
+def test_machine_code_on_disk_is_that_of_this_source(tmp_path):
+    code = (
+        "from minigraph.kernels.cpu.compiled import gemm\n"
+        "gemm.SOURCE += {!r}\n"
+        "print(sum(gemm.multiply().stats.cache_hits.values()))"
+    )
+    how = {"capture_output": True, "text": True, "check": True, "timeout": 300, "cwd": Path(__file__).parents[2]}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    hits = [
+        subprocess.run([sys.executable, "-c", code.format(other)], env=environment, **how).stdout.strip()
+        for other in ("", "", "changed")
+    ]
+    assert hits == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize("which", ["row", "column"])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_reaches_its_row_or_column_alone(value, which):
+    a, b = operands(75, 300, 90)
+    place = (74, 299) if which == "row" else (299, 89)
+    (a if which == "row" else b)[place] = value
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(float) @ b.astype(float)
+    found = computed(a, b)
+    assert np.isfinite(expected).sum() == 74 * 90 if which == "row" else 75 * 89
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+
+
+def test_any_order_and_any_number_of_threads_give_the_same_bits():
+    a, b = operands(300, 256, 1000, "transposed")
+    expected = computed(a, b)
+    shuffled = computed(a, b, order=lambda pieces: random.Random(1).sample(pieces, len(pieces)))
+    np.testing.assert_array_equal(shuffled, expected)
+    with ThreadPoolExecutor(3) as threads:
+        out = np.empty_like(expected)
+        list(threads.map(lambda piece: piece[1](), strips.strips(a, b, out)))
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_strips_cover_all_columns():
+    for n in range(1, 1100):
+        for width in (256, 512):
+            parts = strips._columns(n, width)
+            assert [i for part in parts for i in range(part.start, part.stop)] == list(range(n))
+            assert max(part.stop - part.start for part in parts) <= width
+
+
+def test_large_products_use_them(monkeypatch):
+    used = []
+    monkeypatch.setattr(product, "strips", lambda *of: used.append(1) or strips.strips(*of))
+    a, b = operands(300, 300, 500)
+    for out in (None, np.empty((300, 500), np.float32), np.empty((300, 1000), np.float32)[:, ::2]):
+        found = product.product(a, b, out)
+        assert_product(found, a, b)
+        assert out is None or found is out
+    assert len(used) == 2  # where the columns of the result have gaps, BLAS computes it
+
+
+def refused():
+    large = np.ones((128, 128), np.float32)
+    few, out = np.ones((63, 128), np.float32), np.zeros((128, 128), np.float32)
+    locked = out.copy()
+    locked.setflags(write=False)
+    yield "float64", (large.astype(float), large.astype(float), out.astype(float))
+    yield "big-endian", (large.astype(">f4"), large.astype(">f4"), out.astype(">f4"))
+    yield "another type of result", (large, large, out.astype(float))
+    yield "few rows", (few, large, out[:63])
+    yield "few columns", (large, few.T, out[:, :63])
+    yield "few products", (few.T, few, out)
+    yield "a batch", (np.ones((2, 128, 128), np.float32), large, np.empty((2, 128, 128), np.float32))
+    yield "a result of another shape", (large, large, np.empty((130, 128), np.float32))
+    yield "a result that is read-only", (large, large, locked)
+    yield "rows with gaps", (large, large, np.empty((128, 256), np.float32)[:, ::2])
+
+
+@pytest.mark.parametrize(("why", "arrays"), list(refused()), ids=lambda x: x if isinstance(x, str) else "")
+def test_what_is_left_to_blas(why, arrays):
+    assert not strips.faster(*arrays)
+
+
+def test_what_is_taken(monkeypatch):
+    a, b = operands(64, 64, 64)
+    assert strips.faster(a, b, np.empty((64, 64), np.float32))
+    assert strips.faster(a.T, b.T, np.empty((64, 100), np.float32)[:, :64])
+    monkeypatch.setattr(strips, "_machine_code", lambda: None)
+    assert not strips.faster(a, b, np.empty((64, 64), np.float32))
+
+
+def test_without_numba_or_on_another_processor_blas_computes(machine_code, monkeypatch):
+    monkeypatch.undo()
+    name, features = "znver4", {"avx512f": True}
+    monkeypatch.setattr(machine_code, "get_host_cpu_name", lambda: name)
+    monkeypatch.setattr(machine_code, "get_host_cpu_features", lambda: features)
+    assert strips._machine_code.__wrapped__() is machine_code
+    features = {}
+    assert strips._machine_code.__wrapped__() is None
+    name, features = "skylake-avx512", {"avx512f": True}
+    assert strips._machine_code.__wrapped__() is None
+    name = "znver4"
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for module in [module for module in sys.modules if module.startswith("minigraph.kernels.cpu.compiled")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("minigraph.kernels.cpu.compiled")
+    assert strips._machine_code.__wrapped__() is None
