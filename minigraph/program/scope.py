@@ -11,7 +11,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minigraph.errors import MinigraphError, ProgramError, ShapeError, call_site, require, shortened
-from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, NOT_OFFERED, UNKNOWN_NAME, no_memory
+from minigraph.errors.kinds import (
+    MIXED_TYPES,
+    NAME,
+    NO_NUMBERS,
+    NOT_OFFERED,
+    UNKNOWN_NAME,
+    no_memory,
+)
 from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, in_type, why_no_array
 
 from .context import Guards, Turn, held_elsewhere, renewed_in_child
@@ -135,11 +142,9 @@ class Torn:
     def check_whole(self, name: str) -> None:
         """Refuse a value that `tear` has marked."""
         if name in self.torn:
-            raise ProgramError(
-                f"{name} may be half a step ahead of others: {self.torn[name]}",
-                hint="load a checkpoint, run the startup program again or set the values; scope.accept_torn() takes"
-                " them as they are",
-            )  # fmt: skip
+            raise ProgramError(f"{name} may be half a step ahead of others: {self.torn[name]}",
+                               hint="load a checkpoint, run the startup program again or set the values;"
+                               " scope.accept_torn() takes them as they are")  # fmt: skip
 
     def accept_torn(self) -> list[str]:
         """Take all values as they are after a run that ended between its updates; returns the names concerned."""
@@ -172,14 +177,11 @@ class Scope(Torn, NotPickled):
         self.arrays: dict[str, Any] = Arrays()
         self.steps = Steps()
         self.filled: dict[str, tuple[Any, float]] = {}
-        self.refilled: set[str] = set()
-        self.agreed: dict[str, Any] = {}
+        self.refilled, self.agreed = set[str](), dict[str, Any]()
         self.agreed_at = (-1, 0, "")
-        self.waiting: dict[str, float] = {}
-        self.faults: set[Any] = set()
+        self.waiting, self.faults = dict[str, float](), set[Any]()
         self.taken = 0  # changes of `arrays` by `take`
-        self.set_at: dict[str, int] = {}
-        self.sets = 0
+        self.set_at, self.sets = dict[str, int](), 0
         self.followed = Steps()
         self.separated = 0  # how many others there were when `separate` looked last
         self.lock, self.turn = threading.RLock(), Turn("Scope")
@@ -324,8 +326,7 @@ class Scope(Torn, NotPickled):
 
     def new_scope(self) -> NoReturn:
         raise NOT_OFFERED("a Scope has no scopes inside", call="Scope.new_scope", site=call_site(),
-                          hint="static.Scope() is a new one; static.scope_guard(scope) or run(..., scope=scope) uses it"
-                          )  # fmt: skip
+                          hint="static.Scope() is a new one; scope_guard(scope), run(..., scope=scope) use it")  # fmt: skip
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""
