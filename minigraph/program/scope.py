@@ -326,7 +326,7 @@ class Scope(Torn, NotPickled):
 
     def new_scope(self) -> NoReturn:
         raise NOT_OFFERED("a Scope has no scopes inside", call="Scope.new_scope", site=call_site(),
-                          hint="static.Scope() is a new one; scope_guard(scope), run(..., scope=scope) use it")  # fmt: skip
+                          hint="static.Scope() is a new one; scope_guard, run(scope=scope) use it")  # fmt: skip
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""
