@@ -50,6 +50,18 @@ def test_every_dependency_is_kept(streams):
         assert all(turn.stream < streams for turn in made)
 
 
+def test_a_host_call_waits_for_no_constant():
+    """A constant is there before the first run: nothing of a run's calls waits for it."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()):
+        a = mg.full([2], 1.5)
+        mg.static.Print(a)
+        out = a * 2.0
+    plan = bind_program(main, {}, (out.name,))
+    assert len(plan.order) < len(plan.binder.calls)
+    assert [turn.position for turn in plan.streams()] == plan.order
+
+
 def test_updates_of_different_layers_do_not_wait_for_one_another():
     """They read the numbers of the step that one kernel has made for both."""
     main = mg.static.Program("net")

@@ -52,9 +52,12 @@ def followers(order: Sequence[int], before: Sequence[set[int]], work: Mapping[in
 
 
 def waits(order: Sequence[int], units: Sequence[Unit], places: Mapping[int, tuple[int, int]]) -> dict[int, set[int]]:
-    """For each call those before it that must have ended; not those that follow from these."""
-    before = dependencies(units)
-    awaited = {i: set(before[i]) for i in order}
+    """For each call those before it that must have ended; not those that follow from these.
+
+    A call that is not in the order gave a constant before the first run.
+    """
+    before, there = dependencies(units), set(order)
+    awaited = {i: before[i] & there for i in order}
     memory = _Memory()
     for i in order:
         for block in units[i].blocks & places.keys():
