@@ -1,4 +1,4 @@
-"""The threads of kernels/workers.py, which no list of Python's knows."""
+"""The threads of kernels/workers.py, which no list of Python's knows, but for helpers of kernels: they stay."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import sys
 import time
 from types import FrameType
 
-from minigraph.kernels import workers
+from minigraph.kernels import parallel, workers
 
 
 def serving() -> set[int]:
-    """The threads that do tasks, or wait for one."""
-    found = set[int]()
+    """The threads that do tasks, or wait for one, but for helpers of kernels."""
+    found, helpers = set[int](), [made._tasks for made in parallel._made]
     for thread, frame in sys._current_frames().items():
         outer: FrameType | None = frame
         while outer is not None:
-            if outer.f_code is workers._serve.__code__:
+            serves = outer.f_code is workers._serve.__code__
+            if serves and not any(outer.f_locals["tasks"] is own for own in helpers):
                 found.add(thread)
             outer = outer.f_back
     return found
