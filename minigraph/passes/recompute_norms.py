@@ -57,13 +57,17 @@ def _again(graph: Graph, op: OpNode, rewriter: str) -> Applied:
         problem = graph.order_problem((*place, LAST), waiting.input_vars)
         refuse_unless(problem is None, "{} cannot wait for {}: {}", waiting, grad, problem)
     g = GraphBuilder(graph, place, grad, rewriter)
-    new = g.emit(f"{op.type}_again", **_given(op), **op.attrs)
+    try:
+        new = g.emit(f"{op.type}_again", **_given(op), **op.attrs)
+    except Refused:  # something that it reads is updated in place before
+        g.undo()
+        raise
     if cast is not None:
         new = g.emit("cast", new, **cast.attrs)
-    for own in g.emitted:
+    for own, kept in zip(g.emitted, (op, cast or op), strict=False):
         own.number = op.number
-        for v in own.output_vars:
-            graph.rename_var(v, graph.fresh_name(f"{(y if v is new else op.outputs['Y'][0]).name}.again"))
+        (v,) = own.output_vars
+        graph.rename_var(v, graph.fresh_name(f"{next(kept.output_vars).name}.again"))
     for reader, slots in parts:
         _cut(graph, reader, slots, (*place, LAST, graph.ticket()), y, new)
     for waiting in behind:
