@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph.ir.convert import to_graph
 from minigraph.passes import recompute_norms as passes
+from minigraph.passes.engine.log import PassReport
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
+from tests.passes.test_fixtures import CASES, parse
 from tests.support.mixed_training import Training
 from tests.support.residual_blocks import B, S, W, residual_blocks
 
@@ -55,6 +58,17 @@ def test_below_recompute_norms_are_part_of_what_is_computed_again(chain):
     program = CompiledProgram(chain.program, BuildStrategy(recompute=True, recompute_norms=True))
     run(chain, program)
     assert "computes layer_norm layer_norm_0.tmp_0 again anyway" in str(program.explain())
+
+
+def test_a_refusal_leaves_no_variable_behind():
+    """The shift is updated between forward and backward: the norm again would read another one."""
+    (case,) = (c for c in CASES if c.flag == "recompute_norms" and "its shift" in c.title)
+    program = parse(case.before, case.title)
+    graph, report = to_graph(program, program.fetched), PassReport("recompute_norms")
+    before = set(graph.vars)
+    assert passes.recompute_norms(graph, report) == 0
+    assert "is updated in place before" in str(report.refused[0].reason)
+    assert set(graph.vars) == before
 
 
 def test_in_mixed_precision_a_cast_is_computed_again_too():
