@@ -161,6 +161,14 @@ def test_pieces_lie_in_the_arrays_of_the_scope():
 # NCCL, as CuPy has it
 
 
+class NcclError(RuntimeError):
+    """CuPy's, with NCCL's number."""
+
+    def __init__(self, status):
+        super().__init__(f"NCCL_ERROR_{status}: unhandled")
+        self.status = status
+
+
 class Ends:
     """CuPy's NcclCommunicator as far as it is used."""
 
@@ -170,7 +178,9 @@ class Ends:
         self.made, self.calls, self.status, self.aborted = (size, number, rank), [], 0, False
 
     def check_async_error(self):
-        return self.status
+        """CuPy gives nothing back: it raises what went wrong."""
+        if self.status:
+            raise NcclError(self.status)
 
     def abort(self):
         self.aborted = True
@@ -182,9 +192,9 @@ class Ends:
 @pytest.fixture
 def nccl(monkeypatch):
     """The module device/nccl.py over a CuPy that only notes what it is asked."""
-    names = ("INT8", "UINT8", "INT32", "INT64", "FLOAT16", "FLOAT32", "FLOAT64", "SUM", "SUCCESS")
+    names = ("INT8", "UINT8", "INT32", "INT64", "FLOAT16", "FLOAT32", "FLOAT64", "SUM")
     fake = SimpleNamespace(
-        **{f"NCCL_{name}": number for number, name in enumerate(names[:7])}, NCCL_SUM=0, NCCL_SUCCESS=0,
+        **{f"NCCL_{name}": number for number, name in enumerate(names[:7])}, NCCL_SUM=0, NcclError=NcclError,
         NcclCommunicator=Ends, get_unique_id=lambda: (7,) * 128,
         groupStart=lambda: Ends.groups.append("start"), groupEnd=lambda: Ends.groups.append("end"),
     )  # fmt: skip

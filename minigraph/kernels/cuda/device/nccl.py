@@ -95,10 +95,12 @@ class Communicator:
         if self.begun is None or self.problem is not None:
             return False
         since, event = self.begun
-        status = self.ends.check_async_error()
-        if status not in (nccl.NCCL_SUCCESS, nccl.NCCL_IN_PROGRESS if hasattr(nccl, "NCCL_IN_PROGRESS") else 7):
-            self._give_up(f"NCCL error {status} on rank {self.rank}: another rank is gone")
-        elif event.done:
+        try:
+            self.ends.check_async_error()
+        except nccl.NcclError as problem:
+            self._give_up(f"NCCL error {problem.status} on rank {self.rank}: another rank is gone")
+            return False
+        if event.done:
             self.begun = None
         elif time.monotonic() - since > self.timeout:
             self._give_up(f"rank {self.rank} waits for another one in a collective for {self.timeout:g} s")
