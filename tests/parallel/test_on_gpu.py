@@ -198,9 +198,14 @@ def nccl(monkeypatch):
         NcclCommunicator=Ends, get_unique_id=lambda: (7,) * 128,
         groupStart=lambda: Ends.groups.append("start"), groupEnd=lambda: Ends.groups.append("end"),
     )  # fmt: skip
-    event = SimpleNamespace(ptr=0, done=False)
+    events = []
+
+    def event(**_):
+        events.append(SimpleNamespace(ptr=0, done=False))
+        return events[-1]
+
     cupy, inner = ModuleType("cupy"), ModuleType("cupy.cuda")
-    inner.nccl, inner.Event = fake, lambda **_: event
+    inner.nccl, inner.Event = fake, event
     inner.runtime = SimpleNamespace(
         getDeviceProperties=lambda i: {"uuid": bytes([i])}, eventRecord=lambda *_: None
     )
@@ -210,7 +215,7 @@ def nccl(monkeypatch):
     monkeypatch.delitem(sys.modules, "minigraph.kernels.cuda.device.nccl", raising=False)
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)  # the tests look themselves
     module = importlib.import_module("minigraph.kernels.cuda.device.nccl")
-    yield module, event
+    yield module, events
     sys.modules.pop("minigraph.kernels.cuda.device.nccl", None)
 
 
@@ -259,13 +264,15 @@ def test_types_that_ranks_cannot_add_up_are_refused(dtype):
 
 @pytest.mark.parametrize(("status", "timeout", "said"), [(6, 60.0, "NCCL error 6"), (0, -1.0, "waits for another one")])
 def test_a_communicator_that_fails_or_hangs_is_given_up(nccl, status, timeout, said):
-    module, event = nccl
+    module, events = nccl
     ranks = module.communicator(0)
+    assert not ranks.look(), "nothing was handed over"
     ranks.handed_over(9)
     assert ranks.look()
-    event.done = True
+    events[-1].done = True
     assert not ranks.look() and not ranks.ends.aborted
-    event.done, ranks.timeout, ranks.ends.status = False, timeout, status
+    ranks.timeout, ranks.ends.status = timeout, status
+    assert not ranks.look() and not ranks.ends.aborted, "nothing runs"
     ranks.handed_over(9)
     assert not ranks.look() and ranks.ends.aborted
     with pytest.raises(RankError, match=said):
