@@ -127,7 +127,7 @@ def test_memory_is_enough(layouts, machine_code):
         memory = np.full(size + 8192, 77, np.uint8)
         machine_code.multiply()(
             m, n, k, strips._address(a), *a.strides, strips._address(b), *b.strides,
-            strips._address(out), out.strides[0], 0, strips._address(memory) + 4096, 1,
+            strips._address(out), out.strides[0], 0, strips._address(memory) + 4096, 1, 0, 0, 0, 0,
         )  # fmt: skip
         assert_product(out, a, b)
         assert (memory[:4096] == 77).all()

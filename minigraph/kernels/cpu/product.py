@@ -23,18 +23,21 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
+from .epilogue import Epilogue
 from .strips import Piece, faster, strips
 
-Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # a, b, out
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, Epilogue | None]  # a, b, out, and what follows on a @ b
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
 PIECE = 2**23  # multiplications of a block at least
 WIDTH = 256  # rows or columns of a block at least: BLAS copies the whole other operand for each
 
 
-def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """np.matmul(a, b, out=out); a large one of floats of 32 or 64 bits in blocks, which threads share."""
-    return products([(a, b, out)])[0]
+def product(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, epilogue: Epilogue | None = None
+) -> np.ndarray:
+    """np.matmul(a, b, out=out), then what follows; a large one of floats of 32 or 64 bits in blocks for threads."""
+    return products([(a, b, out, epilogue)])[0]
 
 
 def products(operands: Sequence[Operands]) -> list[np.ndarray]:
@@ -42,23 +45,29 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     if not _apart(operands):
         return [product(*one) for one in operands]
     results, blocks = list[np.ndarray](), list[Piece]()
-    for a, b, out in operands:
+    rest = list[tuple[Epilogue, np.ndarray]]()
+    for a, b, out, epilogue in operands:
         shape, axis, block = _cut(a, b, out)
+        to = out
         if axis is None:
-            results.append(np.matmul(a, b, out=out))
-            continue
-        to = np.empty(shape, a.dtype) if out is None else out
+            to = np.matmul(a, b, out=out)
+        elif to is None:
+            to = np.empty(shape, a.dtype)
         results.append(to)
-        if faster(a, b, to):
-            blocks += strips(a, b, to)
+        if axis is not None and faster(a, b, to):
+            blocks += strips(a, b, to, epilogue)
             continue
-        for start in range(0, shape[axis], block):
+        if epilogue is not None:
+            rest.append((epilogue, to))
+        for start in range(0, shape[axis], block) if axis is not None else ():
             at = axis, start, min(start + block, shape[axis])
             part = _part(to, *at)
             call = partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
             blocks.append((part.size * a.shape[-1], call))
     if blocks:
         for_each(blocks, lambda block: block[1](), cost=lambda block: block[0])
+    for epilogue, to in rest:
+        epilogue.by_numpy(to)
     return results
 
 
@@ -66,7 +75,7 @@ def _apart(operands: Sequence[Operands]) -> bool:
     """Whether no product writes what another one reads or writes."""
     others = itertools.permutations(operands, 2)
     return not any(
-        out is not None and x is not None and np.may_share_memory(out, x) for (*_, out), other in others for x in other
+        out is not None and x is not None and np.may_share_memory(out, x) for (_, _, out, _), other in others for x in other[:3]
     )
 
 

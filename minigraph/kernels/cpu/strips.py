@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from .epilogue import Epilogue
+
 STRIP = 256  # columns that a thread computes at once
 TILE = 32  # columns that machine code computes at once
 INNER = 1024  # products that are added up before the rest: so many numbers of a row are copied at once
@@ -45,15 +47,18 @@ def _machine_code() -> Any:
     return gemm if gemm.measured_here() else None
 
 
-def strips(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Piece]:
+def strips(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None) -> list[Piece]:
     """The pieces of out = a @ b, which may be done in any order by any thread. `out` shares no memory with others."""
     (m, k), found = a.shape, list[Piece]()
-    rows = max(STRIP, COPIED // min(k, INNER))
+    if epilogue is not None:
+        epilogue.check(out)
+    height = max(STRIP, COPIED // min(k, INNER))
     columns = _columns(b.shape[1], STRIP if k <= INNER else 2 * STRIP)
-    for i in range(0, m, rows):
+    for rows in (slice(i, i + height) for i in range(0, m, height)):
         copied = object()
         for part in columns:
-            strip = Strip(a[i : i + rows], b[:, part], out[i : i + rows, part], copied)
+            follows = None if epilogue is None else epilogue.part(rows, part)
+            strip = Strip(a[rows], b[:, part], out[rows, part], copied, follows)
             found.append((strip.out.size * k, strip))
     return found
 
@@ -68,13 +73,15 @@ def _columns(n: int, width: int) -> list[slice]:
 
 
 class Strip:
-    """out = a @ b, computed when it is called.
+    """out = a @ b, and what follows on it, computed when it is called.
 
     copied  what stands for the rows of `a` as they are now: the same object in all strips of them
     """
 
-    def __init__(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, copied: object) -> None:
-        self.a, self.b, self.out, self.copied = a, b, out, copied
+    def __init__(
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray, copied: object, epilogue: Epilogue | None
+    ) -> None:
+        self.a, self.b, self.out, self.copied, self.epilogue = a, b, out, copied, epilogue
 
     def __call__(self) -> None:
         gemm, (m, n), k = _machine_code(), self.out.shape, self.a.shape[1]
@@ -82,11 +89,21 @@ class Strip:
         fresh, _own.copied = _own.copied is not self.copied, None
         for start in range(0, k, INNER):
             a, b = self.a[:, start : start + INNER], self.b[start : start + INNER]
+            follows = _numbers(self.epilogue if start + INNER >= k else None)
             gemm.multiply()(
                 m, n, a.shape[1], _address(a), *a.strides, _address(b), *b.strides,
-                _address(self.out), self.out.strides[0], start, _address(memory), fresh,
+                _address(self.out), self.out.strides[0], start, _address(memory), fresh, *follows,
             )  # fmt: skip
         _own.copied = self.copied if k <= INNER else None
+
+
+def _numbers(epilogue: Epilogue | None) -> tuple[int, int, int, int]:
+    """An epilogue as machine code takes it: bias, relu, mask, bytes from a row of the mask to the next."""
+    if epilogue is None:
+        return 0, 0, 0, 0
+    bias, mask = epilogue.bias, epilogue.mask
+    bits = (0, 0) if mask is None else (_address(mask), mask.strides[0])
+    return 0 if bias is None else _address(bias), epilogue.relu, *bits
 
 
 class _Copies(threading.local):

@@ -18,12 +18,27 @@ from numba.extending import overload
 
 from . import vectors
 from .kept import kept
-from .vectors import BYTES, COLUMNS, LANES, ROWS, SIZE, add_tile, copy, number_at, put, transpose
+from .vectors import (
+    BYTES,
+    COLUMNS,
+    LANES,
+    ROWS,
+    SIZE,
+    add_tile,
+    add_vector,
+    copy,
+    keep,
+    number_at,
+    positive_part,
+    put,
+    put_bits,
+    transpose,
+)
 
 # of what is written into the machine code from there; numba looks at changes of this file alone
 SOURCE = hashlib.sha256(str(vectors.__spec__.loader.get_source(vectors.__name__)).encode()).hexdigest()
 DEPTH = 256  # products that a tile adds up before it is written: its operands then fit the first cache
-TOGETHER = 8  # panels that are written at the same time: as many lines as a set of the first cache has
+TOGETHER = 8  # products of a panel that are copied at once: whole lines are written, and few rows read at a time
 
 
 def measured_here() -> bool:
@@ -34,29 +49,39 @@ def measured_here() -> bool:
 def room(rows: int, columns: int, inner: int) -> int:
     """Bytes of memory that `multiply` needs."""
     wide = -(-columns // COLUMNS) * COLUMNS
-    return (-(-rows // ROWS) * ROWS * inner + wide * min(inner, DEPTH) + ROWS * COLUMNS) * SIZE + BYTES
+    return (-(-rows // ROWS) * ROWS * inner + wide * (min(inner, DEPTH) + 1) + ROWS * COLUMNS) * SIZE + BYTES
 
 
 @cache
 def multiply() -> Callable[..., None]:
-    """multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh): c = a @ b.
+    """multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, bias, relu, mask,
+    mask_row): c = a @ b, and what follows on it.
 
     m, n, k  rows, columns, products that are added up, 1 at least
     a, b, c  addresses; a_row is from a row of `a` to the next in bytes, and so on; rows of c have no gaps
     more     not 0 where c is added to
     memory   address of as many bytes as `room` says
     fresh    0 where `memory` holds the rows of `a` from a call before, with the same m and k and any n
+    bias     address of n numbers that are added to each row of c then; 0 for none
+    relu     not 0 where numbers below 0 become 0 then
+    mask     address of bits, mask_row bytes from a row to the next, whole vectors of them; 0 for none. With `relu`
+             each is written: whether its number is above 0. Without, numbers whose bit is 0 become 0
     """
 
     source = SOURCE
 
-    def multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh):
+    def multiply(
+        m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, bias, relu, mask, mask_row
+    ):
         # machine code on disk is found by the values of such variables
         source  # noqa: B018  # pyright: ignore[reportUnusedExpression]
         high, wide = (m + ROWS - 1) // ROWS * ROWS, (n + COLUMNS - 1) // COLUMNS * COLUMNS
         rows = (memory + BYTES - 1) // BYTES * BYTES
         columns = rows + high * k * SIZE
         edge = columns + wide * min(k, DEPTH) * SIZE
+        padded = edge + ROWS * COLUMNS * SIZE
+        if bias != 0:
+            _move(bias, wide * SIZE, padded, wide * SIZE, 1, n, 1, wide)
         for start in range(0, k, DEPTH):
             depth = min(DEPTH, k - start)
             if fresh != 0:
@@ -64,29 +89,60 @@ def multiply() -> Callable[..., None]:
             _pack(columns, b + start * b_inner, b_column, b_inner, n, depth, COLUMNS)
             for i in range(0, m, ROWS):
                 for j in range(0, n, COLUMNS):
-                    place, inside = c + i * c_row + j * SIZE, i + ROWS <= m and j + COLUMNS <= n
-                    to, step, added = (place, c_row, more + start) if inside else (edge, COLUMNS * SIZE, 0)
-                    add_tile(rows + i * depth * SIZE, columns + j * depth * SIZE, to, step, depth, added)
+                    place, across, down = c + i * c_row + j * SIZE, min(COLUMNS, n - j), min(ROWS, m - i)
+                    inside = across == COLUMNS and down == ROWS
+                    to, step = (place, c_row) if inside else (edge, COLUMNS * SIZE)
+                    if not inside and more + start != 0:
+                        _move(place, c_row, edge, step, down, across, ROWS, COLUMNS)
+                    add_tile(rows + i * depth * SIZE, columns + j * depth * SIZE, to, step, depth, more + start)
+                    if start + depth == k:
+                        added = padded + j * SIZE if bias != 0 else 0
+                        bits = mask + i * mask_row + j // 8 if mask != 0 else 0
+                        _follow(to, step, down, added, relu, bits, mask_row)
                     if not inside:
-                        _put_edge(edge, place, c_row, min(ROWS, m - i), min(COLUMNS, n - j), more + start)
+                        _move(edge, step, place, c_row, down, across, down, across)
             rows += high * depth * SIZE
 
-    return kept(njit, types.none(*[types.int64] * 14), nogil=True)(multiply)
+    return kept(njit, types.none(*[types.int64] * 18), nogil=True)(multiply)
 
 
-def _put_edge(edge, place, step, rows, columns, more):
-    """Write the part of a tile that lies inside the result."""
+def _move(source, row, to, step, rows, columns, high, wide):
+    """Write rows of numbers, and zeros beyond them up to `high` rows and `wide` columns."""
 
 
-@overload(_put_edge)
-def _(edge, place, step, rows, columns, more):
-    def put_edge(edge, place, step, rows, columns, more):
+@overload(_move)
+def _(source, row, to, step, rows, columns, high, wide):
+    def move(source, row, to, step, rows, columns, high, wide):
+        for i in range(high):
+            for j in range(wide):
+                inside = i < rows and j < columns
+                put(number_at(source + i * row + j * SIZE) if inside else np.float32(0), to + i * step + j * SIZE)
+
+    return move
+
+
+def _follow(at, step, rows, bias, relu, bits, bits_row):
+    """What follows on the sums of a tile, as `multiply` says it; `bias` and `bits` are those of the tile."""
+
+
+@overload(_follow)
+def _(at, step, rows, bias, relu, bits, bits_row):
+    def follow(at, step, rows, bias, relu, bits, bits_row):
+        if bias == 0 and relu == 0 and bits == 0:
+            return
         for i in range(rows):
-            for j in range(columns):
-                number, at = number_at(edge + (i * COLUMNS + j) * SIZE), place + i * step + j * SIZE
-                put(number_at(at) + number if more != 0 else number, at)
+            for j in range(0, COLUMNS, LANES):
+                numbers, some = at + i * step + j * SIZE, bits + i * bits_row + j // 8
+                if bias != 0:
+                    add_vector(numbers, bias + j * SIZE)
+                if relu != 0:
+                    above = positive_part(numbers)
+                    if bits != 0:
+                        put_bits(above, some)
+                elif bits != 0:
+                    keep(numbers, some)
 
-    return put_edge
+    return follow
 
 
 def _pack(to, source, row, inner, rows, depth, width):
@@ -107,9 +163,9 @@ def _(to, source, row, inner, rows, depth, width):
         whole, ended, panel = rows // many * many, 0, depth * SIZE  # `ended` k are done for all of the whole panels
         if row == SIZE:
             ended = depth
-            for begin in range(0, whole, TOGETHER * many):
-                for k in range(depth):
-                    for i in range(begin, min(begin + TOGETHER * many, whole), many):
+            for begin in range(0, depth, TOGETHER):
+                for i in range(0, whole, many):
+                    for k in range(begin, min(begin + TOGETHER, depth)):
                         copy(to + i * panel + k * many * SIZE, source + k * inner + i * SIZE, many)
         elif inner == SIZE:
             ended = depth // LANES * LANES
