@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -24,9 +24,10 @@ from threadpoolctl import ThreadpoolController
 from minigraph.kernels.parallel import for_each
 
 from .epilogue import Epilogue
-from .strips import Piece, faster, strips
+from .strips import Product, faster, multiply
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, Epilogue | None]  # a, b, out, and what follows on a @ b
+Block = tuple[int, Callable[[], None]]  # multiplications, and who does them
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
 PIECE = 2**23  # multiplications of a block at least
@@ -44,8 +45,8 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     """`product` of each; the blocks of all of them are shared at once, so threads meet once."""
     if not _apart(operands):
         return [product(*one) for one in operands]
-    results, blocks = list[np.ndarray](), list[Piece]()
-    rest = list[tuple[Epilogue, np.ndarray]]()
+    results, blocks = list[np.ndarray](), list[Block]()
+    strips, rest = list[Product](), list[tuple[Epilogue, np.ndarray]]()
     for a, b, out, epilogue in operands:
         shape, axis, block = _cut(a, b, out)
         to = out
@@ -55,7 +56,7 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
             to = np.empty(shape, a.dtype)
         results.append(to)
         if axis is not None and faster(a, b, to):
-            blocks += strips(a, b, to, epilogue)
+            strips.append((a, b, to, epilogue))
             continue
         if epilogue is not None:
             rest.append((epilogue, to))
@@ -64,6 +65,8 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
             part = _part(to, *at)
             call = partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
             blocks.append((part.size * a.shape[-1], call))
+    if strips:
+        multiply(strips)
     if blocks:
         for_each(blocks, lambda block: block[1](), cost=lambda block: block[0])
     for epilogue, to in rest:
