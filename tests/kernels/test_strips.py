@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 from minigraph.kernels.cpu import epilogue as epilogues
 from minigraph.kernels.cpu import product, strips
+from minigraph.opdef import get_op
+from minigraph.ops.matmul.gemm_epilogue import pack_mask
 
 SENTINEL = np.float32(1e30)
 
@@ -252,6 +255,58 @@ def test_what_follows_is_done_by_numpy_where_blas_computes():
         a = np.ones((size, size), dtype)
         found = product.product(a, a, None, epilogues.Epilogue(lambda out: np.negative(out, out=out)))
         np.testing.assert_array_equal(found, np.full_like(a, -size))
+
+
+def test_machine_code_is_there_before_threads_wait_for_it(machine_code, monkeypatch):
+    """A step whose threads had waited for the compiler gave them a rest of ten seconds."""
+    monkeypatch.undo()
+    made = []
+    monkeypatch.setattr(machine_code, "measured_here", lambda: True)
+    monkeypatch.setattr(machine_code, "handed_out", lambda: made.append(1))
+    assert strips._machine_code.__wrapped__() is machine_code
+    assert made == [1]
+
+
+SHAPES = {  # of X, and whether it is transposed
+    "matrix": ((270, 300), False), "batch": ((3, 90, 300), False), "transposed": ((300, 270), True),
+    "transposed batch": ((300, 3, 90), True), "one row in a batch": ((300, 1, 270), True),
+}  # fmt: skip
+
+
+def as_matrices(x, d, trans_x):
+    """X [rows, K] and gradients [rows, N] in float64, and how a result of X's rows gets its shape back."""
+    rows = x.reshape(x.shape[0], -1).T if trans_x else x.reshape(-1, x.shape[-1])
+    back = (lambda g: g.T.reshape(x.shape)) if trans_x else (lambda g: g.reshape(x.shape))
+    return rows.astype(float), d.reshape(len(rows), -1).astype(float), back
+
+
+@pytest.mark.parametrize("trans_y", [False, True])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_large_operators_with_an_epilogue(shape, activation, trans_y, monkeypatch):
+    used = []
+    monkeypatch.setattr(product, "multiply", lambda of: used.append(len(of)) or strips.multiply(of))
+    (size, trans_x), rng, n = SHAPES[shape], np.random.default_rng(0), 521
+    x, y, bias = (rng.normal(size=s).astype(np.float32) for s in (size, (n, 300) if trans_y else (300, n), (1, n)))
+    lead = size[1:] if trans_x else size[:-1]
+    d, how = rng.normal(size=(*lead, n)).astype(np.float32), {"trans_x": trans_x, "trans_y": trans_y}
+    rows, slopes, back = as_matrices(x, d, trans_x)
+    w = (y.T if trans_y else y).astype(float)
+    out, reserve = get_op("fused_gemm_epilogue").reference(x, y, bias, activation=activation, **how)
+    z = (rows @ w + bias).reshape(d.shape)
+    shares = 0.5 + 0.5 * np.vectorize(math.erf)(z / math.sqrt(2))
+    expected = {"none": z, "relu": np.maximum(z, 0), "gelu": z * shares}
+    np.testing.assert_allclose(out, expected[activation], atol=2e-4)
+    if activation == "relu":
+        np.testing.assert_array_equal(reserve.reshape(len(rows), -1), bits(out.reshape(len(rows), n) > 0))
+    # the gradient, through a relu before
+    above = rng.random(size) < 0.5
+    mask = {} if activation == "gelu" else {"activation_grad": "relu_grad", "ReserveSpace": pack_mask(above)}
+    DX, DY, DBias, _ = get_op("fused_gemm_epilogue_grad").reference(d, x, y, **mask, **how)
+    np.testing.assert_allclose(DX, back(slopes @ w.T) * (above if mask else 1), atol=3e-4)
+    np.testing.assert_allclose(DY, (slopes.T @ rows) if trans_y else (rows.T @ slopes), atol=3e-4)
+    np.testing.assert_allclose(DBias, slopes.sum(axis=0), atol=2e-4)
+    assert sum(used) == 3
 
 
 def test_large_products_use_them(monkeypatch):

@@ -49,22 +49,16 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     strips, rest = list[Product](), list[tuple[Epilogue, np.ndarray]]()
     for a, b, out, epilogue in operands:
         shape, axis, block = _cut(a, b, out)
-        to = out
         if axis is None:
-            to = np.matmul(a, b, out=out)
-        elif to is None:
-            to = np.empty(shape, a.dtype)
-        results.append(to)
-        if axis is not None and faster(a, b, to):
-            strips.append((a, b, to, epilogue))
-            continue
+            results.append(np.matmul(a, b, out=out))
+        else:
+            results.append(np.empty(shape, a.dtype) if out is None else out)
+            if faster(a, b, results[-1]):
+                strips.append((a, b, results[-1], epilogue))
+                continue
+            blocks += _blocks(a, b, results[-1], axis, block)
         if epilogue is not None:
-            rest.append((epilogue, to))
-        for start in range(0, shape[axis], block) if axis is not None else ():
-            at = axis, start, min(start + block, shape[axis])
-            part = _part(to, *at)
-            call = partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
-            blocks.append((part.size * a.shape[-1], call))
+            rest.append((epilogue, results[-1]))
     if strips:
         multiply(strips)
     if blocks:
@@ -74,12 +68,20 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     return results
 
 
+def _blocks(a: np.ndarray, b: np.ndarray, to: np.ndarray, axis: int, size: int) -> Iterator[Block]:
+    """The product in blocks of so many indices of an axis, by BLAS."""
+    for start in range(0, to.shape[axis], size):
+        at = axis, start, min(start + size, to.shape[axis])
+        part = _part(to, *at)
+        yield part.size * a.shape[-1], partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
+
+
 def _apart(operands: Sequence[Operands]) -> bool:
     """Whether no product writes what another one reads or writes."""
-    others = itertools.permutations(operands, 2)
     return not any(
-        out is not None and x is not None and np.may_share_memory(out, x) for (_, _, out, _), other in others for x in other[:3]
-    )
+        out is not None and x is not None and np.may_share_memory(out, x)
+        for (_, _, out, _), other in itertools.permutations(operands, 2) for x in other[:3]
+    )  # fmt: skip
 
 
 def _multiply(a: np.ndarray, b: np.ndarray, to: np.ndarray) -> None:
@@ -91,7 +93,8 @@ def _cut(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> tuple[tuple[in
     """(shape of the product, and as `blocked`); no axis where NumPy computes it as a whole, or refuses it."""
     if min(a.ndim, b.ndim) < 2 or max(a.size * b.shape[-1], b.size * a.shape[-2]) < 2 * PIECE:
         return (), None, 0
-    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim + b.ndim > 4 else ()
+    shape = *batch, a.shape[-2], b.shape[-1]
     overlaps = out is not None and (np.may_share_memory(out, a) or np.may_share_memory(out, b))
     if overlaps or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype or a.dtype.char not in "fd":
         return shape, None, 0

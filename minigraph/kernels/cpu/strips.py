@@ -32,7 +32,8 @@ Product = tuple[np.ndarray, np.ndarray, np.ndarray, Epilogue | None]  # a, b, ou
 def faster(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
     """Whether `multiply` can compute out = a @ b and is expected to be faster than BLAS.
 
-    That is so for float32, at least LEAST rows and products, and a whole strip, on the processors that `compiled/gemm.py` names.
+    That is so for float32, at least LEAST rows and products, and the columns of a strip, on the processors that
+    `compiled/gemm.py` names.
     """
     if a.ndim != 2 or b.ndim != 2 or min(a.shape) < LEAST or b.shape[1] < STRIP:
         return False
@@ -69,7 +70,7 @@ def multiply(products: Sequence[Product]) -> None:
     def own(_: int) -> int:
         return work(numbers, strips, turns, _address(_own.memory_of(room)))
 
-    together(min(cores(), len(strips)), own, total, lambda: turns[gemm.LINE])
+    together(min(cores(), len(strips)), own, total, lambda: int(turns[gemm.LINE]))
 
 
 @lru_cache(maxsize=256)

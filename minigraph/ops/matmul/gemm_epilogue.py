@@ -191,11 +191,12 @@ def fused_gemm_epilogue_grad(
     def unmask(DX: np.ndarray) -> None:
         masked(DX, unpack_mask(ReserveSpace, X.shape[-1]).reshape(DX.shape), out=DX)
 
-    relu = activation_grad == "relu_grad"
-    follows = Epilogue(unmask, mask=np.ascontiguousarray(as_rows(ReserveSpace))) if relu and x.shape == as_rows(X).shape else None
+    relu, follows = activation_grad == "relu_grad", None
+    if relu and x.shape == as_rows(X).shape:  # the rows of the product are those of the mask
+        follows = Epilogue(unmask, mask=np.ascontiguousarray(as_rows(ReserveSpace)))
     DX, DY = gradients(x, Y, as_rows(DOut), trans_x, trans_y, wanted, outs, follows)
     DX = DX if DX is None else DX.reshape(X.shape)
-    if DX is not None and relu and follows is None:  # the product's rows are not those of the mask
+    if DX is not None and relu and follows is None:
         unmask(DX)
     elif DX is not None and activation_grad == "gelu_grad":
         np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
