@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Epilogue(NamedTuple):
+class ProductEpilogue(NamedTuple):
     """Bias, then relu, or the mask of a relu before: of a float32 product of M rows and N columns.
 
     by_numpy  the same on the whole product, in place: for products that BLAS computes

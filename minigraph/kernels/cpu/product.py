@@ -23,10 +23,10 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
-from .epilogue import Epilogue
+from .epilogue import ProductEpilogue
 from .strips import Product, faster, multiply
 
-Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, Epilogue | None]  # a, b, out, and what follows on a @ b
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, ProductEpilogue | None]  # a, b, out, what follows on it
 Block = tuple[int, Callable[[], None]]  # multiplications, and who does them
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
@@ -35,7 +35,7 @@ WIDTH = 256  # rows or columns of a block at least: BLAS copies the whole other 
 
 
 def product(
-    a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, epilogue: Epilogue | None = None
+    a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, epilogue: ProductEpilogue | None = None
 ) -> np.ndarray:
     """np.matmul(a, b, out=out), then what follows; a large one of floats of 32 or 64 bits in blocks for threads."""
     return products([(a, b, out, epilogue)])[0]
@@ -46,7 +46,7 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     if not _apart(operands):
         return [product(*one) for one in operands]
     results, blocks = list[np.ndarray](), list[Block]()
-    strips, rest = list[Product](), list[tuple[Epilogue, np.ndarray]]()
+    strips, rest = list[Product](), list[tuple[ProductEpilogue, np.ndarray]]()
     for a, b, out, epilogue in operands:
         shape, axis, block = _cut(a, b, out)
         if axis is None:

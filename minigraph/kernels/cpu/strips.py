@@ -19,14 +19,14 @@ from minigraph.kernels.cores import cores
 from minigraph.kernels.interrupts import deferred
 from minigraph.kernels.parallel import together
 
-from .epilogue import Epilogue
+from .epilogue import ProductEpilogue
 
 STRIP = 256  # columns that a thread computes at once
 TILE = 32  # columns that machine code computes at once
 COPIED = 2**19  # numbers of rows that a thread has copied at most
 LEAST = 64  # rows, and products of each sum
 
-Product = tuple[np.ndarray, np.ndarray, np.ndarray, Epilogue | None]  # a, b, out, and what follows on a @ b
+Product = tuple[np.ndarray, np.ndarray, np.ndarray, ProductEpilogue | None]  # a, b, out, and what follows on a @ b
 
 
 def faster(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
@@ -97,7 +97,7 @@ def _columns(n: int, width: int) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise([*starts, n])]
 
 
-def _numbers(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epilogue | None) -> tuple[int, ...]:
+def _numbers(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: ProductEpilogue | None) -> tuple[int, ...]:
     """A product as machine code takes it."""
     operands = a.shape[1], _address(a), *a.strides, _address(b), *b.strides, _address(out), out.strides[0]
     if epilogue is None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, ShapeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
-from minigraph.kernels.cpu.epilogue import Epilogue
+from minigraph.kernels.cpu.epilogue import ProductEpilogue
 from minigraph.kernels.cpu.product import product
 from minigraph.opdef import op
 from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
@@ -94,7 +94,7 @@ def fused_gemm_epilogue(
             positive_part(z, out=z)
 
     rows = None if to is None else as_rows(to)
-    z = product(x, transposed(Y, trans_y), rows, Epilogue(follow, bias, relu, mask)).reshape(shape)
+    z = product(x, transposed(Y, trans_y), rows, ProductEpilogue(follow, bias, relu, mask)).reshape(shape)
     if activation == "gelu":
         return gelu(z, approximate=approximate, out=[Out]), z
     return z, mask if mask is None else mask.reshape((*shape[:-1], mask.shape[-1]))
@@ -193,7 +193,7 @@ def fused_gemm_epilogue_grad(
 
     relu, follows = activation_grad == "relu_grad", None
     if relu and x.shape == as_rows(X).shape:  # the rows of the product are those of the mask
-        follows = Epilogue(unmask, mask=np.ascontiguousarray(as_rows(ReserveSpace)))
+        follows = ProductEpilogue(unmask, mask=np.ascontiguousarray(as_rows(ReserveSpace)))
     DX, DY = gradients(x, Y, as_rows(DOut), trans_x, trans_y, wanted, outs, follows)
     DX = DX if DX is None else DX.reshape(X.shape)
     if DX is not None and relu and follows is None:

@@ -10,14 +10,14 @@ import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
-from minigraph.kernels.cpu.epilogue import Epilogue
+from minigraph.kernels.cpu.epilogue import ProductEpilogue
 from minigraph.kernels.cpu.product import product, products
 from minigraph.opdef import DTypeAttr, op
 from minigraph.ops.elementwise.elementwise import sum_to
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
 
 # a product: operands, shape to give, out, what follows on it
-Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None, Epilogue | None]
+Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None, ProductEpilogue | None]
 
 
 def transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
@@ -108,7 +108,7 @@ def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False,
 
 def gradients(
     X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, trans_x: bool, trans_y: bool, needs: Sequence[str],
-    out: Sequence[Any], follows: Epilogue | None = None,
+    out: Sequence[Any], follows: ProductEpilogue | None = None,
 ) -> tuple[np.ndarray | None, np.ndarray | None]:  # fmt: skip
     """What matmul_grad gives; `follows` on the gradient of X where all are matrices."""
     x, y = transposed(X, trans_x), transposed(Y, trans_y)
