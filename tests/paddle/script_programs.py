@@ -170,6 +170,19 @@ def numbers_for_flags(paddle: Any) -> Any:
     return values, exe.run(test, feed=feed, fetch_list=found[:11], return_numpy=1)
 
 
+def pruned_running_averages(paddle: Any) -> Any:
+    """A run of loss and minimize's result, and one with use_prune."""
+    x = paddle.static.data("x", [4, 3])
+    norm = paddle.nn.BatchNorm1D(3)
+    loss = paddle.mean(paddle.square(norm(x) + 1.0))
+    minimized = paddle.optimizer.SGD(0.1).minimize(loss)
+    exe, found = filled(paddle), []
+    for fetches, prune in (([loss, minimized], False), ([loss], True)):
+        exe.run(feed={"x": samples(4) + 1}, fetch_list=fetches, use_prune=prune)
+        found += [np.array(v.get_value()) for v in (norm._mean, norm._variance, norm.weight)]
+    return found
+
+
 NEAR = {"encoder": 2e-5, "counted_rates": 1e-6}
 SLIPS = {
     "hierarchical_of_nine_classes": "Paddle adds log(2) for each node that a way has less than the longest one",
