@@ -22,8 +22,8 @@ from minigraph.types import TensorType, broadcast_shapes
 from .fused_elementwise import run_members
 
 
-@op("Out*", traits={"guarded"}, inplace={"Out": "X"}, cpu="minigraph.kernels.cpu.foreach_elementwise:on_lists",
-    gpu="fused.foreach")  # fmt: skip
+@op("Out*", traits={"guarded", "in_place"}, inplace={"Out": "X"},
+    cpu="minigraph.kernels.cpu.foreach_elementwise:on_lists", gpu="fused.foreach")  # fmt: skip
 def foreach_elementwise(X: Arrays, Shared: Arrays = None, *, body: Texts, count: int, rng=(0, 0, 0), lifted=False):  # type: ignore[assignment]
     """The operators of `body` on each of `count` tensors; Out lists y0 of every tensor, then y1 of every one, ...
 

@@ -47,9 +47,11 @@ class LookAhead(Wrapping):
         with all_or_nothing(program, startup_program) as startup:
             ops, pairs = self.inner_optimizer.minimize(loss, startup_program, parameters, no_grad_set)
             trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
+            first = len(g.block.ops)
             with program.emitting("optimize"):
                 self._append(g, startup.global_block(), trained)
-            return ops, pairs
+            steps = [op for op in g.block.ops[first:] if any(v.persistable for v in op.output_vars)]
+            return [*ops, *steps], pairs
 
     def _append(self, g: Builder, startup: Any, params: list[Any]) -> None:
         step = persistable(g.block, startup, f"{self.name}lookahead_step", 0, tensor_type((), int64))[0]
