@@ -27,7 +27,7 @@ class _Single(dict[Position, Edges]):
 class Adjacency(Versions):
     """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
-    _ops: dict[Any, None]
+    nodes: dict[Any, None]
 
     def __init__(self, declared: Iterable[str] = ()) -> None:
         super().__init__(declared)
@@ -39,9 +39,9 @@ class Adjacency(Versions):
         import networkx as nx  # late: no compilation needs it
 
         graph: Any = nx.MultiDiGraph()
-        graph.add_nodes_from(self._ops)
+        graph.add_nodes_from(self.nodes)
         graph.add_nodes_from(self.variables)
-        for op in self._ops:
+        for op in self.nodes:
             graph.add_edges_from((v, op, (s, i), {}) for s, vs in op.inputs.items() for i, v in enumerate(vs))
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))
         return graph
@@ -50,12 +50,14 @@ class Adjacency(Versions):
         """Add the edges of an operator, which are those of its slots."""
         single = self._single
         for slot, vs in op.inputs.items():
-            for i, v in enumerate(vs):
+            i = 0
+            for v in vs:
                 readers = v.read_by
                 if op in readers:
                     readers[op] = self._with(readers[op], (slot, i))
                 else:
                     readers[op] = single[slot, i]
+                i += 1
         for vs in op.outputs.values():
             for v in vs:
                 v.producer = op

@@ -57,6 +57,10 @@ class Variable(PartOfProgram, Arithmetic):
         is_data: bool = False,
         site: CallSite | None = None,
     ) -> None:
+        if not persistable.__class__ is stop_gradient.__class__ is is_data.__class__ is bool:  # else as in most calls
+            persistable = as_flag("persistable", persistable, "Variable")
+            stop_gradient = as_flag("stop_gradient", stop_gradient, "Variable")
+            is_data = as_flag("is_data", is_data, "Variable")
         facts = {
             "block": block, "_name": name, "type": type, "_persistable": persistable, "stop_gradient": stop_gradient,
             "is_data": is_data, "site": site, "origin": next(self._ids),
@@ -250,11 +254,10 @@ class Parameter(Variable):
 
 def copy_var(v: Variable, block: Block) -> Variable:
     """The same variable for another Block (not yet in it)."""
-    copy = object.__new__(type(v))
-    copy.__dict__.update(v.__dict__)
-    copy.__dict__["block"] = block
+    copy, facts = object.__new__(type(v)), {**v.__dict__, "block": block}
     if isinstance(v, Parameter):
-        copy.__dict__["optimize_attr"] = dict(v.optimize_attr)
+        facts["optimize_attr"] = dict(v.optimize_attr)
+    object.__setattr__(copy, "__dict__", facts)
     return copy
 
 
