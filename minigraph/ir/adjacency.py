@@ -50,14 +50,12 @@ class Adjacency(Versions):
         """Add the edges of an operator, which are those of its slots."""
         single = self._single
         for slot, vs in op.inputs.items():
-            i = 0
-            for v in vs:
+            for i, v in enumerate(vs):
                 readers = v.read_by
                 if op in readers:
                     readers[op] = self._with(readers[op], (slot, i))
                 else:
                     readers[op] = single[slot, i]
-                i += 1
         for vs in op.outputs.values():
             for v in vs:
                 v.producer = op
