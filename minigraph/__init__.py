@@ -96,7 +96,7 @@ check_flags(
         nn.functional, nn.initializer, onnx, optimizer, optimizer.lr, profiler, reader, regularizer, static,
         static.amp, static.nn, tensor, Variable,
     ],
-    but=[static.Executor.run, Variable.__init__],
+    but=[static.Executor.run],
 )  # fmt: skip
 paddle_names.explain_missing(
     {

@@ -8,7 +8,7 @@ from typing import Any
 from minigraph.program import Block, Operator, Program, Variable, copy_var
 from minigraph.program.blocks.block_numbers import next_number, sub_programs
 from minigraph.program.changes import FixedSlots, SlotVars
-from minigraph.program.variable import RemovedVariable
+from minigraph.program.variable import RemovedVariable, new_variable
 from minigraph.types import TensorType
 
 from .graph import Graph, OpNode, VarNode
@@ -76,7 +76,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     def variable(node: VarNode) -> Variable:
         known = variables.get(node.name)
         if known is None:
-            known = variables[node.name] = Variable(block, node.name, node.type)
+            known = variables[node.name] = new_variable(block, node.name, node.type)
         return known
 
     operators: dict[OpNode, Operator] = {}
