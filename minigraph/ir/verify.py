@@ -92,8 +92,8 @@ def _verify_edges(op: OpNode, after: str) -> None:
 
 
 def _verify_types(op: OpNode, after: str, fitting: set[Hashable]) -> None:
-    """Operators that cannot be told apart fit alike: `fitting` has what did."""
-    slots = [(s, *[v.type for v in vs]) for vars in (op.inputs, op.outputs) for s, vs in vars.items()]
+    """Operators that cannot be told apart fit alike: `fitting` has what did, whose types the graph keeps alive."""
+    slots = [(s, *[id(v.type) for v in vs]) for vars in (op.inputs, op.outputs) for s, vs in vars.items()]
     key = op.opdef, len(op.inputs), *slots, *op.attrs.items()
     if key not in fitting:
         _raise(_type_problem(op), op, after)
