@@ -312,7 +312,7 @@ class _Compilation:
         kept   whether `history` keeps the rewrites
         """
         graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
-        positions, blocks = {op: key for key, op in enumerate(graph.ops)}, list[BlockHistory]()
+        positions, blocks = {op: key for key, op in enumerate(graph.ops)} if kept else {}, list[BlockHistory]()
         for op, name, block in sub_programs(graph.ops):
             op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each, kept)
             if self.history is not None:

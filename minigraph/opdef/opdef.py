@@ -258,7 +258,7 @@ class OpDef(Signature):
         if results is None:
             results = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
             results = results if isinstance(results, tuple) else (results,)
-            given = (t for some in inputs.values() for t in some)
+            given = {id(t): t for some in inputs.values() for t in some}.values()  # of many, few are others
             if "control" not in self.traits and all(t.may_be_kept for t in given):  # nor blocks, and their program
                 if len(self._inferred) >= INFERRED_KEPT:
                     self._inferred.clear()

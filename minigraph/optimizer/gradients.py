@@ -37,10 +37,11 @@ def given_gradients(params_grads: Sequence[tuple[Any, Any]]) -> ParamsGrads:
         require(p is not following, f"parameter {p.name} has two gradients", ProgramError)
     first = params[0]
     for p in params:
-        require(
-            p.program is first.program, f"parameters {first.name} and {p.name} belong to two programs,"
-            f" {first.program.name} and {p.program.name}", FOREIGN,
-        )  # fmt: skip
+        if p.block is not first.block:
+            raise FOREIGN(
+                f"parameters {first.name} and {p.name} belong to two programs, {first.program.name} and"
+                f" {p.program.name}"
+            )
     return pairs
 
 
@@ -67,4 +68,5 @@ def clipped(pairs: ParamsGrads, clip_of: Callable[[Parameter], Any]) -> ParamsGr
 
 
 def _check_parameter(value: Any) -> None:
-    require(isinstance(value, Parameter), f"{value} is no parameter, an optimizer cannot update it", ProgramError)
+    if not isinstance(value, Parameter):
+        raise ProgramError(f"{value} is no parameter, an optimizer cannot update it")

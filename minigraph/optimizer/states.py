@@ -49,8 +49,7 @@ class Shared:
             key = op_type, *read, *out, *[id(v.type) for v in variables], repr(attrs), *stands
             known = self.updates.get(key)
         if known is not None:
-            inputs = {slot: [read[slot]] for slot in known.inputs}
-            block.add_op(known.like({slot: [out[slot]] for slot in known.outputs}, inputs))
+            block.add_op(known.like(out, read))
             return
         g.emit(op_type, **read, **attrs, out=out, needs=WRITTEN)
         if key is not None and program.ops[-1].outputs.keys() <= out.keys():
@@ -73,7 +72,7 @@ def persistable(
     what = type, repr(value)  # unlike ==, it tells 0.0 from -0.0 and 1 from True
     known = fills.get(what)
     if known is not None:
-        return own, startup.add_op(known.like({"Out": [initial]}))
+        return own, startup.add_op(known.like({"Out": initial}))
     Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
     fills[what] = startup.ops[-1]
     return own, startup.ops[-1]

@@ -25,7 +25,7 @@ from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
-from .variable import Parameter, Variable
+from .variable import Parameter, Variable, new_variable
 
 if TYPE_CHECKING:
     from .program import Program
@@ -247,7 +247,7 @@ def _check_all_ranks_come(program: Program, opdef: Any) -> None:
 def keep(block: Block, name: str, type: TensorType) -> Variable:
     """Add a persistable variable through which no gradient flows; its name is fit and free."""
     program = block.program
-    made = Variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
+    made = new_variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
     dict.__setitem__(block.vars, name, made)  # nothing else changes
     program.version += 1
     return made

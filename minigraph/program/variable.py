@@ -57,10 +57,7 @@ class Variable(PartOfProgram, Arithmetic):
         is_data: bool = False,
         site: CallSite | None = None,
     ) -> None:
-        facts = {
-            "block": block, "_name": name, "type": type, "_persistable": persistable, "stop_gradient": stop_gradient,
-            "is_data": is_data, "site": site, "origin": next(self._ids),
-        }  # fmt: skip
+        facts = _facts(block, name, type, persistable, stop_gradient, is_data, site)
         object.__setattr__(self, "__dict__", facts)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -199,6 +196,26 @@ class Variable(PartOfProgram, Arithmetic):
         return self.shape[0]
 
 
+def _facts(
+    block: Block, name: str, type: TensorType, persistable: bool, stop_gradient: bool, is_data: bool,
+    site: CallSite | None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "block": block, "_name": name, "type": type, "_persistable": persistable, "stop_gradient": stop_gradient,
+        "is_data": is_data, "site": site, "origin": next(Variable._ids),
+    }  # fmt: skip
+
+
+def new_variable(
+    block: Block, name: str, type: TensorType, *, persistable: bool = False, stop_gradient: bool = False,
+    site: CallSite | None = None,
+) -> Variable:  # fmt: skip
+    """A Variable that minigraph makes for itself, in half the time: a user's constructor looks at its flags first."""
+    v = object.__new__(Variable)
+    object.__setattr__(v, "__dict__", _facts(block, name, type, persistable, stop_gradient, False, site))
+    return v
+
+
 class RemovedVariable(Variable):
     """What a Variable becomes when a rewrite takes it out of its Program; whoever uses it is told so."""
 
@@ -250,11 +267,10 @@ class Parameter(Variable):
 
 def copy_var(v: Variable, block: Block) -> Variable:
     """The same variable for another Block (not yet in it)."""
-    copy = object.__new__(type(v))
-    copy.__dict__.update(v.__dict__)
-    copy.__dict__["block"] = block
+    copy, facts = object.__new__(type(v)), {**v.__dict__, "block": block}
     if isinstance(v, Parameter):
-        copy.__dict__["optimize_attr"] = dict(v.optimize_attr)
+        facts["optimize_attr"] = dict(v.optimize_attr)
+    object.__setattr__(copy, "__dict__", facts)
     return copy
 
 
