@@ -38,7 +38,7 @@ from .recording import record
 from .sizes import Siblings
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
-from .values import constant_steps, value_buffers
+from .values import constant_steps, sharing_of, value_buffers
 
 AS_RECORDED = Settling()
 
@@ -110,17 +110,17 @@ def bind_program(
     """
     checking = options.check_nan_inf
     siblings = siblings or Siblings()
-    schedule = siblings.schedule(
-        program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace
-    )
+    schedule, sharing = siblings.schedule(
+        program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace,
+        lambda made: sharing_of(made, constant_steps(made) if not checking else (), options.inplace),
+    )  # fmt: skip
     binder = Binder(
         device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
         autotune=options.autotune, sure=settling.sure,
     )  # fmt: skip
     binder.notes += schedule.remarks
     checks = Checks(schedule, program, binder) if checking else None
-    constant = constant_steps(schedule) if not checking else ()
-    values = value_buffers(schedule, constant, options.inplace)
+    values = value_buffers(schedule, sharing)
     reports = len(schedule.steps) - 1 if checking else last_report(schedule.steps)
     if options.inplace:
         lay_pieces(values, reports + checking)
@@ -129,8 +129,8 @@ def bind_program(
     check_guards(recorded)
     tell_guards(recorded)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
-    written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in constant}
-    alone = [p for p in constant if all(b.owner is None for b in written[p])]
+    written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in sharing.constant}
+    alone = [p for p in written if all(b.owner is None for b in written[p])]
     once = frozenset(i for p in alone for i in recorded.spans[p])
     constants, constant_bytes = in_a_row(b for p in alone for b in written[p])
     staging = staging_of(recorded)
