@@ -12,11 +12,19 @@ from typing import Any
 
 from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, SizeSymbol, Trace, Values
 from minigraph.kernels.cuda.record.templates import Templates
-from minigraph.runtime.schedule import Layout, Schedule, Show, Step, Value, check_accepted, flat, inferred
+from minigraph.runtime.schedule import (
+    Layout,
+    Schedule,
+    Show,
+    Step,
+    Value,
+    check_accepted,
+    flat,
+    inferred,
+)
 from minigraph.types import TensorType
 
 from .values import Sharing
-
 
 Share = Callable[[Schedule], Sharing]
 Holes = list[tuple[int, Any]]  # for each of some sizes the node of a trace, or -1 and the size
@@ -34,7 +42,9 @@ class ScheduleTemplate:
         self.remarks = [(step, trace.text(text)) for step, text in schedule.remarks]
         self.same, self.changing = list[Value](), list[tuple[int, Holes, Holes | None]]()
         for i, v in enumerate(schedule.values):
-            shape, lies = _holes(v.type.shape), None if v.layout is None else _holes((v.layout.start, *v.layout.strides))
+            shape, lies = _holes(v.type.shape), None
+            if v.layout is not None:
+                lies = _holes((v.layout.start, *v.layout.strides))
             if any(node >= 0 for node, _ in (*shape, *(lies or ()))):
                 self.changing.append((i, shape, lies))
                 v = replace(v, type=TensorType((), v.type.dtype), layout=None)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.runtime.overwriting import dies, named_input
