@@ -3,7 +3,6 @@
     Schedule
       -> values.py     a Buffer for each value; which of them the Scope owns; pieces: gpu_pieces.py
       -> recording.py  the calls of each step, by bind functions of kernels/cuda
-      -> guards.py     which calls leave the Scope alone after a fault
       -> staging.py    what travels between host and GPU in one copy
       -> joins.py      calls that become one launch
       -> layout/       the order of the calls, offsets in one arena, streams of the captured graph
@@ -30,10 +29,10 @@ from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
 from .checks import Checks
-from .guards import check_guards, tell_guards
 from .joins import candidates, joins
 from .layout.graph_streams import OnStream
-from .layout.placement import ArenaLayout, Units, place, units_of
+from .layout.placement import ArenaLayout, place
+from .layout.units import Units, structure_of
 from .recording import record
 from .sizes import Siblings
 from .staging import Staging, staging_of
@@ -126,19 +125,21 @@ def bind_program(
         lay_pieces(values, reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
     recorded = record(schedule, binder, values, settling.settle, reports, checks, siblings.earlier, siblings.templates)
-    check_guards(recorded)
-    tell_guards(recorded)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
     written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in sharing.constant}
     alone = [p for p in written if all(b.owner is None for b in written[p])]
     once = frozenset(i for p in alone for i in recorded.spans[p])
     constants, constant_bytes = in_a_row(b for p in alone for b in written[p])
     staging = staging_of(recorded)
-    units = units_of(recorded, {id(b) for b, _ in constants}, siblings.units)
+    structure, blocks = structure_of(
+        recorded, once, {id(b) for b, _ in constants}, [b for b, _ in staging.fields], siblings.structures
+    )
+    units = Units(list(structure.units), blocks)
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)
     binder.joined, binder.gone = joined.launches, frozenset(joined.taken)
     elsewhere = {id(b) for b in values.outside.values()} | {id(b) for b, _ in (*staging.fields, *constants)}
-    placement = place(recorded, units, elsewhere, once | binder.gone, options.reuse, room, siblings.layouts)
+    absent = once | binder.gone
+    placement = place(recorded, structure, units, elsewhere, absent, options.reuse, room, siblings.layouts)
     return BoundProgram(
         program, schedule, binder, values.buffers, values.outside, values.results, recorded.spans, once, constants,
         constant_bytes, staging, units, checks, *placement,

@@ -21,7 +21,8 @@ from minigraph.program.prune import Prune
 from minigraph.runtime.schedule import Schedule, Show
 from minigraph.types import TensorType
 
-from .layout.placement import ArenaLayout, KnownUnits, Layouts
+from .layout.placement import ArenaLayout, Layouts
+from .layout.units import Structures
 from .resized import ScheduleTemplate, Share, resized
 from .values import Sharing
 
@@ -38,7 +39,7 @@ class Siblings:
     earlier   what operators recorded that are the same for all sizes
     values    those of such Schedules, as far as what was found for some sizes holds for more
     templates what others recorded, as far as it holds for more sizes
-    units     what their calls read and write
+    structures what follows from which buffers their calls touch
     layouts   where blocks of temporary memory lie in the largest that are there
     schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
@@ -49,7 +50,7 @@ class Siblings:
     earlier: Earlier = field(default_factory=dict)
     values: defaultdict[Any, Templates[ScheduleTemplate]] = field(default_factory=lambda: defaultdict(Templates))
     templates: Known = field(default_factory=dict)
-    units: KnownUnits = field(default_factory=dict)
+    structures: Structures = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
     schedules: WeakValueDictionary[Any, Schedule] = field(default_factory=WeakValueDictionary)
     plans: int = 0
