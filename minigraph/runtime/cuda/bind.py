@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
@@ -25,7 +26,6 @@ from minigraph.runtime.memory import Life, most_live
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.parallel.gpu_pieces import lay_pieces
 from minigraph.runtime.schedule import Schedule
-from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
 from .checks import Checks
@@ -37,7 +37,7 @@ from .recording import record
 from .sizes import Siblings
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
-from .values import constant_steps, sharing_of, value_buffers
+from .values import sharing_of, value_buffers
 
 AS_RECORDED = Settling()
 
@@ -111,7 +111,7 @@ def bind_program(
     siblings = siblings or Siblings()
     schedule, sharing = siblings.schedule(
         program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace,
-        lambda made: sharing_of(made, constant_steps(made) if not checking else (), options.inplace),
+        partial(sharing_of, checking=checking, inplace=options.inplace),
     )  # fmt: skip
     binder = Binder(
         device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
@@ -120,11 +120,12 @@ def bind_program(
     binder.notes += schedule.remarks
     checks = Checks(schedule, program, binder) if checking else None
     values = value_buffers(schedule, sharing)
-    reports = len(schedule.steps) - 1 if checking else last_report(schedule.steps)
     if options.inplace:
-        lay_pieces(values, reports + checking)
+        lay_pieces(values, sharing.reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(schedule, binder, values, settling.settle, reports, checks, siblings.earlier, siblings.templates)
+    recorded = record(
+        schedule, binder, values, settling.settle, sharing.reports, checks, siblings.earlier, siblings.templates
+    )
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
     written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in sharing.constant}
     alone = [p for p in written if all(b.owner is None for b in written[p])]

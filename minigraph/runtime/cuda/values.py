@@ -8,6 +8,7 @@ from typing import NamedTuple
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.runtime.overwriting import dies, named_input
 from minigraph.runtime.schedule import Schedule, Step, flat
+from minigraph.runtime.undo import last_report
 
 SMALL = 16 << 10  # bytes of a value up to which it is kept, or travels with others in one copy
 
@@ -84,6 +85,7 @@ class Sharing(NamedTuple):
     """Which values of a Schedule lie in one buffer, by their numbers.
 
     constant  positions of the steps whose results are kept from run to run
+    reports   that of the last step that may refuse values; -1 where none does
     lies_in   for each value the first of those that lie in its buffer
     outside   {name of what the Scope owns: (value, whether it lies in the buffer of this one, or in another like it)}
     results   (value, name): temporary values that are copied to persistables at the end
@@ -91,18 +93,21 @@ class Sharing(NamedTuple):
     """
 
     constant: tuple[int, ...]
+    reports: int
     lies_in: list[int]
     outside: dict[str, tuple[int, bool]]
     results: list[tuple[int, str]]
     views: dict[int, list[int]]
 
 
-def sharing_of(schedule: Schedule, constant: tuple[int, ...], inplace: bool = True) -> Sharing:
-    """Which values shall lie in one buffer; `constant` are steps whose results are kept from run to run."""
-    lies_in = [*range(len(schedule.values))]
-    made = Sharing(constant, lies_in, {name: (i, True) for name, i in schedule.persistables.items()}, [], {})
+def sharing_of(schedule: Schedule, checking: bool = False, inplace: bool = True) -> Sharing:
+    """Which values shall lie in one buffer; `checking`: all results are looked at for NaN."""
+    lies_in, steps = [*range(len(schedule.values))], schedule.steps
+    constant = constant_steps(schedule) if not checking else ()
+    reports = len(steps) - 1 if checking else last_report(steps)
+    made = Sharing(constant, reports, lies_in, {name: (i, True) for name, i in schedule.persistables.items()}, [], {})
     writers: dict[str, list[int]] = {}
-    for position, step in enumerate(schedule.steps):
+    for position, step in enumerate(steps):
         for written, updated in step.updates:
             lies_in[written] = lies_in[updated]
         if inplace:
