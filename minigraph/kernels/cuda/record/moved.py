@@ -37,7 +37,7 @@ class Recording(NamedTuple):
     fault   the record of faults, of which a guard has no more than its address
     """
 
-    calls: list[tuple[Call, list[Buffer]]]
+    calls: list[tuple[Call, Sequence[Buffer]]]
     given: list[Buffer]
     scratch: list[Buffer]
     notes: list[str]
@@ -123,7 +123,7 @@ class Repeats:
     def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Key, Recording] = {}
-        self._touched: dict[int, tuple[Call, list[Buffer]]] = {}  # by id of the call, which lives as long
+        self._touched: dict[int, tuple[Call, Sequence[Buffer]]] = {}  # by id of the call, which lives as long
 
     def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
@@ -131,14 +131,14 @@ class Repeats:
             return
         scratch = list(self.binder.scratches[-1])
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
-        touched = [(call, _roots([call])) for call in calls]
+        touched: list[tuple[Call, Sequence[Buffer]]] = [(call, _roots([call])) for call in calls]
         if {id(b) for b in (*given, *scratch, *shared)}.issuperset([id(b) for _, roots in touched for b in roots]):
             own = Recording(touched, given, scratch, notes, self.binder.fault)
             self.known[key], self.earlier[self.binder.step] = own, (key, own)
             self._touched.update((id(call), (call, roots)) for call, roots in touched)
 
     def remember(
-        self, key: Key, given: list[Buffer], filled: list[tuple[Call, list[Buffer]]], calls: Sequence[Call],
+        self, key: Key, given: list[Buffer], filled: list[tuple[Call, Sequence[Buffer]]], calls: Sequence[Call],
         notes: list[str],
     ) -> None:  # fmt: skip
         """As `keep`, for calls of a template, `filled`, if they are those that run."""
