@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import require
 from minigraph.errors.kinds import ORDER
+from minigraph.program.context import reusable
 from minigraph.program.scope import Scope, global_scope
 
 
@@ -25,7 +25,7 @@ class Averages:
     def means(self, scope: Scope) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
-    @contextmanager
+    @reusable
     def apply(self, executor: Any = None, need_restore: bool = True) -> Iterator[None]:
         """The parameters of the global scope are their averages inside the block.
 

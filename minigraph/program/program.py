@@ -32,7 +32,7 @@ from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 from .block import Block
 from .blocks.block_numbers import next_number, numbered_blocks
 from .blocks.open_blocks import building
-from .context import Guards
+from .context import Guards, reusable
 from .copies import NotPickled
 from .operator import ROLES, Operator, Slots, describe_call
 from .prune import ops_for_test
@@ -332,7 +332,7 @@ def default_startup_program() -> Program:
     return _guards.innermost(_default)[1]
 
 
-@contextmanager
+@reusable
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
     """Make these the default programs inside the block, for the thread that enters it."""
     for program in (main_program, startup_program):
@@ -345,7 +345,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
         yield
 
 
-@contextmanager
+@reusable
 def name_scope(prefix: str) -> Iterator[None]:
     """Mark the operators appended inside with `prefix/`, for reading dumps and drawings."""
     require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", NAME)

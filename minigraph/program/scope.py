@@ -21,7 +21,7 @@ from minigraph.errors.kinds import (
 )
 from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, in_type, why_no_array
 
-from .context import Guards, Turn, held_elsewhere, renewed_in_child
+from .context import Guards, Turn, held_elsewhere, renewed_in_child, reusable
 from .copies import NotPickled
 
 FAULTS_KEPT = 16
@@ -392,7 +392,7 @@ def global_scope() -> Scope:
     return _guards.innermost(_default)
 
 
-@contextmanager
+@reusable
 def scope_guard(scope: Scope) -> Iterator[None]:
     """Make `scope` the global one inside the block, for the thread that enters it."""
     require(isinstance(scope, Scope), f"scope_guard takes a Scope, not {scope!r}", ProgramError)
