@@ -10,13 +10,16 @@ import numbers
 from typing import Any
 
 from minigraph.program.builder import Builder
+from minigraph.program.settled import Settled
 
 from .errors import AttrError, require
 from .program import Variable
 
 
-class WeightDecayRegularizer:
+class WeightDecayRegularizer(Settled):
     """Base: a coefficient, and the term that is added to a gradient."""
+
+    settings = ("coeff",)
 
     def __init__(self, coeff: float = 0.0) -> None:
         number = isinstance(coeff, numbers.Real) and not isinstance(coeff, bool)

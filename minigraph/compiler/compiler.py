@@ -242,6 +242,7 @@ class CompiledProgram(NotPickled):
     def _compiled(self, fetches: Iterable[str], prune: Prune = False) -> _Compilation:
         self._strategy.freeze()
         self._check_unchanged()
+        self._program.check_whole()
         key = frozenset(fetches), prune
         if key not in self._compilations:
             with without_collection():

@@ -13,11 +13,12 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of
+from minigraph.program.settled import Settled
 
 ParamsGrads = list[tuple[Any, Variable]]
 
 
-class ClipGradBase:
+class ClipGradBase(Settled):
     """Base: `clip(params_grads)` appends operators and returns [(parameter, clipped gradient)]."""
 
     def __call__(self, params_grads: ParamsGrads) -> ParamsGrads:
@@ -35,6 +36,8 @@ class ClipGradBase:
 class ClipGradByValue(ClipGradBase):
     """Each element limited to [min, max]; min is -max where it is not given."""
 
+    settings = ("max", "min")
+
     def __init__(self, max: float, min: float | None = None) -> None:
         self.max = _number("max", max)
         self.min = _number("min", min) if min is not None else -self.max
@@ -50,6 +53,8 @@ class ClipGradByValue(ClipGradBase):
 
 class ClipGradByNorm(ClipGradBase):
     """Each gradient times clip_norm / max(its L2 norm, clip_norm)."""
+
+    settings = ("clip_norm",)
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = _positive("clip_norm", clip_norm)
@@ -67,6 +72,8 @@ class ClipGradByGlobalNorm(ClipGradBase):
     group_name, auto_skip_clip are accepted as in Paddle; all parameters of one optimizer form one
     group, and the factor is always applied (it is 1 where the norm is small).
     """
+
+    settings = ("clip_norm",)
 
     def __init__(self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False) -> None:
         self.clip_norm = _positive("clip_norm", clip_norm)

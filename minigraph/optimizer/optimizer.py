@@ -28,6 +28,7 @@ from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
 from minigraph.program.scope import Scope, global_scope
+from minigraph.program.settled import Settled
 from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
@@ -198,6 +199,7 @@ class Optimizer(FixedOnceUsed):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     self.append_update(g, p, grad, rate.times(g, factor))
+        self._settle(params)
         return _lasting(self, program.ops[first:])
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -215,6 +217,14 @@ class Optimizer(FixedOnceUsed):
 
     def _regularizer_of(self, param: Parameter) -> Any:
         return getattr(param, "regularizer", None) or self.of(param, "regularization")
+
+    def _settle(self, params: Iterable[Parameter]) -> None:
+        """What updates were built with changes nothing from now on."""
+        for p in params:
+            p.updated = True
+            for rule in (self._clip_of(p), self._regularizer_of(p)):
+                if isinstance(rule, Settled):
+                    rule.settle("minimize")
 
     def _regularized(self, param: Parameter, grad: Variable) -> Variable:
         regularizer = self._regularizer_of(param)
@@ -234,9 +244,16 @@ class Optimizer(FixedOnceUsed):
         rate = self._rates.get((program if program is not None else default_main_program()).id)
         return rate.variable if rate is not None else None
 
-    def get_lr(self) -> float:
-        """The learning rate of the next run."""
-        return rate_of(self.learning_rate)
+    def get_lr(self, scope: Scope | None = None) -> float:
+        """The learning rate of the next run in `scope`, the global one for None; a checkpoint may hold another number.
+
+        Of several programs it is that of the default main program, or else of the one that was minimized last.
+        """
+        number, known = rate_of(self.learning_rate), self._rates
+        if isinstance(self.learning_rate, LRScheduler) or not known:
+            return number
+        rate = known.get(default_main_program().id) or known[next(reversed(known))]
+        return rate.held_in(scope if scope is not None else global_scope(), number)
 
     def set_lr(self, value: float, scope: Scope | None = None) -> None:
         """Set the learning rate of the next step: in `scope`, the global one for None, and in the startup program."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, raise_unknown, require
-from minigraph.errors.kinds import CONFLICT, MISSING, ORDER, UNKNOWN_ATTR
+from minigraph.errors.kinds import CONFLICT, MISSING, UNKNOWN_ATTR
 from minigraph.program import Variable
+from minigraph.program.settled import Settled
 from minigraph.regularizer import L2Decay, WeightDecayRegularizer
 from minigraph.types import bfloat16, float16
 
@@ -37,20 +38,20 @@ def clip_rule(value: Any) -> Any:
     return value
 
 
-class FixedOnceUsed:
-    """Base of an optimizer: what its updates were made with cannot be set after that, which would change nothing."""
+class FixedOnceUsed(Settled):
+    """Base of an optimizer: what its updates were made with cannot be set after that."""
 
     hyper: ClassVar[Mapping[str, Check]] = {}
+    instead = "set_lr(value) sets a learning rate; make another optimizer for another program"
+
+    def settled_by(self, name: str) -> str:
+        fixed = name in self.hyper or name in BUILT_IN
+        return "minimize" if fixed and self.__dict__.get("_rates") else ""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.hyper or name in BUILT_IN:
-            used = self.__dict__.get("_rates")
-            require(
-                not used, f"{name} is set after minimize, it would have no effect", ORDER,
-                "set_lr(value) sets a learning rate; make another optimizer for another program",
-            )  # fmt: skip
-            value = self.hyper[name](name, value) if name in self.hyper else value
-        object.__setattr__(self, name, value)
+        if name in self.hyper and not self.settled_by(name):
+            value = self.hyper[name](name, value)
+        super().__setattr__(name, value)
 
 
 LOW_PRECISION = (float16, bfloat16)

@@ -145,6 +145,13 @@ class Rate:
             self.scaled[factor] = g.scale(self.variable, scale=factor)
         return self.scaled[factor]
 
+    def held_in(self, scope: Scope, number: float) -> float:
+        """The value in `scope`; `number` where there is none, and where it is the rounding of `number`."""
+        if not scope.has(self.variable.name):
+            return number
+        held = scope.read(self.variable.name).reshape(())
+        return number if held == held.dtype.type(number) else float(held)
+
     def set(self, value: float, scope: Scope) -> None:
         """Write another value into `scope` and the startup program."""
         assert self.initial is not None

@@ -115,9 +115,10 @@ class Reusable(ContextDecorator, Generic[T]):
             raise
 
     def __exit__(self, *problem: Any) -> Any:
-        here, held = _entered.get(), list(self._open)
-        own = [held[-1], *[one for one in held if one[0] in here]][-1]
+        own = self._open[-1]
         try:
+            here = _entered.get()
+            own = [own, *[one for one in self._open if one[0] in here]][-1]
             return own[1].__exit__(*problem)
         finally:
             self._end(own)

@@ -12,22 +12,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 
-from minigraph.errors import (
-    CallSite,
-    FeedError,
-    ProgramError,
-    nearest,
-    raise_unknown,
-    require,
-    shortened,
-)
-from minigraph.errors.kinds import NAME, NO_NUMBERS, UNKNOWN_FEED, UNKNOWN_NAME, no_memory
+from minigraph.errors import CallSite, FeedError, ProgramError, nearest, require
+from minigraph.errors.kinds import NAME, UNKNOWN_FEED
 from minigraph.opdef.inner import InnerBlock
-from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .block import Block
 from .blocks.block_numbers import next_number, numbered_blocks
@@ -37,6 +29,7 @@ from .copies import NotPickled
 from .operator import ROLES, Operator, Slots, describe_call
 from .prune import ops_for_test
 from .scope import Scope, global_scope
+from .states import checked_state, set_states
 from .text.dump import dump
 from .text.html import folded, text
 from .text.summary import Summary, summary_of
@@ -77,6 +70,7 @@ class Program(NotPickled):
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
         self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
         self.before: Program | None = None  # the program of which this one is a rewriting
+        self.changing = 0  # the thread that is in the middle of a change which is made whole or not at all
         self.numbered = 0  # operators so far; the next one has this number
         self.block0 = Block(self)
 
@@ -177,6 +171,32 @@ class Program(NotPickled):
         finally:
             self.role, self.differentiated, self.site = saved
 
+    @contextmanager
+    def being_changed(self) -> Iterator[None]:
+        """What changes inside belongs together: until its end other threads are refused by `check_whole`."""
+        outermost = not self.changing
+        try:
+            self.changing = self.changing or get_ident()
+            yield
+        finally:
+            if outermost:
+                self.changing = 0
+
+    def check_whole(self) -> None:
+        """Refuse to read a program of which another thread has built a part, such as half of its updates."""
+        if self.changing not in (0, get_ident()):
+            raise ProgramError(f"another thread is in the middle of a change of program {self.name}",
+                               hint="build in one thread, and let others have the program after that")  # fmt: skip
+
+    def whole_ops(self) -> list[Operator]:
+        """The operators at one instant at which no other thread was in the middle of a change."""
+        while True:
+            version = self.version
+            self.check_whole()
+            ops = list(self.ops)
+            if version == self.version:
+                return ops
+
     def clone(self, for_test: bool = False) -> Program:
         """A copy. With for_test only what a test runs (`prune.ops_for_test`), in its inference form (no dropout).
 
@@ -184,7 +204,8 @@ class Program(NotPickled):
         reads it; what `static.gradients` appended stays where forward values need it.
         Parameters are shared through the Scope by their names.
         """
-        return self.copied(ops_for_test(self.ops) if for_test else list(self.ops), for_test)
+        ops = self.whole_ops()
+        return self.copied(ops_for_test(ops) if for_test else ops, for_test)
 
     def empty(self) -> Program:
         """A new program of this name without operators."""
@@ -233,12 +254,7 @@ class Program(NotPickled):
 
         Nothing is changed unless all of them fit.
         """
-        checked = _checked_state(self, state_dict)
-        scope = scope if scope is not None else global_scope()
-        with scope.lock, scope.turn.begin(), scope.replacing(checked, "a set_state_dict"):
-            for name, array in checked.items():
-                scope.take(name, array)
-            scope.were_set(checked)
+        set_states(scope if scope is not None else global_scope(), checked_state(self, state_dict), "set_state_dict")
 
     def __str__(self) -> str:
         return self.to_string()
@@ -247,33 +263,16 @@ class Program(NotPickled):
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
 
 
-def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The values as arrays, if each of them fits its variable."""
-    if not isinstance(state_dict, Mapping):
-        raise ProgramError(f"state_dict must be a dict, is {shortened(repr(state_dict))}")
-    known = [v.name for v in list(program.vars.values()) if v.persistable]
-    checked = {}
-    for name, value in state_dict.items():
-        if name not in program.vars:
-            raise_unknown("persistable variable", name, known, UNKNOWN_NAME)
-        v = program.vars[name]
-        try:
-            array = in_one_piece(np.array(as_numpy(value), order="C"))
-        except NO_ARRAY as problem:
-            raise NO_NUMBERS(f"value of {name} is {why_no_array(value, problem)}") from None
-        except MemoryError as problem:
-            raise no_memory(f"a copy of {name}", problem) from problem
-        require(v.persistable, f"{name} is not persistable", ProgramError)
-        require(
-            array.dtype == v.dtype and v.type.accepts(v.type.with_shape(array.shape)),
-            f"state of {v} has shape {list(array.shape)} and type {array.dtype}",
-        )
-        checked[name] = array
-    return checked
-
-
 def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Program:
-    """A copy of a program with some of its operators."""
+    """A copy of a program with some of its operators; refused where another thread takes parts out meanwhile."""
+    try:
+        return _copied_at_once(program, kept, for_test)
+    except KeyError as problem:  # a variable that an operator uses
+        changed = f"program {program.name} was changed by another thread while it was copied"
+        raise ProgramError(changed, hint="build in one thread, then clone") from problem
+
+
+def _copied_at_once(program: Program, kept: Sequence[Operator], for_test: bool) -> Program:
     copy = program.empty()
     copy.random_seed, copy.fetched = program.random_seed, program.fetched
     used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +16,16 @@ from minigraph.types import TensorType
 from .arithmetic import Arithmetic
 from .copies import PartOfProgram
 from .scope import Scope, ScopeTensor, ScopeVariable, global_scope
+from .settled import OptimizeAttr, warn_of_late_change
 
 if TYPE_CHECKING:
     from .program import Block, Program
 
 GRAD_SUFFIX = "@GRAD"
+BUILT_INTO_UPDATES = {  # name -> as users know it
+    "stop_gradient": "trainable (stop_gradient)", "regularizer": "regularizer", "need_clip": "need_clip",
+    "optimize_attr": "optimize_attr",
+}  # fmt: skip
 FLAGS = frozenset({"stop_gradient", "is_data", "need_clip"})
 WIDE_SUFFIX = ".float32"  # of a first value that a startup program rounds to 16 bits
 
@@ -220,7 +226,10 @@ class Parameter(Variable):
     regularizer    beats the optimizer's own
     need_clip      False leaves it out of gradient clipping
     sparse         embedding(sparse=True) reads it: Adam's lazy_mode looks at its rows
+    updated        whether an optimizer has built an update of it
     """
+
+    updated = False
 
     def __init__(
         self,
@@ -235,9 +244,17 @@ class Parameter(Variable):
         site: CallSite | None = None,
     ) -> None:
         super().__init__(block, name, type, persistable=True, stop_gradient=not trainable, site=site)
-        self.optimize_attr = {"learning_rate": learning_rate}
+        self.optimize_attr = OptimizeAttr(self, {"learning_rate": learning_rate})
         self.regularizer, self.need_clip = regularizer, need_clip
         self.sparse = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "optimize_attr" and isinstance(value, Mapping):
+            value = OptimizeAttr(self, value)
+        before = self.__dict__.get(name)
+        super().__setattr__(name, value)
+        if self.updated and name in BUILT_INTO_UPDATES and value != before:
+            warn_of_late_change(self, BUILT_INTO_UPDATES[name])
 
     @property
     def trainable(self) -> bool:
@@ -254,7 +271,7 @@ def copy_var(v: Variable, block: Block) -> Variable:
     copy.__dict__.update(v.__dict__)
     copy.__dict__["block"] = block
     if isinstance(v, Parameter):
-        copy.__dict__["optimize_attr"] = dict(v.optimize_attr)
+        copy.__dict__["optimize_attr"] = OptimizeAttr(copy, v.optimize_attr)
     return copy
 
 

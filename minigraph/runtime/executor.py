@@ -226,6 +226,7 @@ class Executor(NotPickled):
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
+            program.check_whole()
             start = time.perf_counter()
             with without_collection():
                 try:
@@ -236,6 +237,7 @@ class Executor(NotPickled):
                     self._plans.clear()  # they can be made again, and hold memory until then
                     self._latest = None
                     plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
+            program.check_whole()
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             if self._plans.make_room(key):

@@ -13,10 +13,11 @@ from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
+from minigraph.program.settled import Settled
 from minigraph.types import int64, tensor_type
 
 
-class ExponentialMovingAverage(Averages):
+class ExponentialMovingAverage(Settled, Averages):
     """average = decay * average + (1 - decay) * parameter, in each run, of all trainable parameters.
 
         optimizer.minimize(loss)
@@ -29,6 +30,8 @@ class ExponentialMovingAverage(Averages):
     The averages are 0 at first, which the divisor makes up for.
     thres_steps  only None: a decay that grows with the number of runs is not here
     """
+
+    settings = ("decay", "name")
 
     def __init__(self, decay: float = 0.999, thres_steps: Any = None, name: str | None = None) -> None:
         fits = isinstance(decay, (int, float)) and not isinstance(decay, bool) and 0 <= decay < 1
@@ -58,6 +61,7 @@ class ExponentialMovingAverage(Averages):
                 g.elementwise_add(old, new, out={"Out": average})
                 averages[p] = average
         self.averages, self.runs = averages, runs
+        self.settle("update")
 
     def means(self, scope: Scope) -> dict[str, np.ndarray]:
         """The averages by the names of parameters; none before the first run."""

@@ -21,12 +21,13 @@ from minigraph.optimizer.states import persistable
 from minigraph.optimizer.wrapped import all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program
 from minigraph.program.builder import Builder, builder_of
+from minigraph.program.settled import Settled
 from minigraph.types import float32, int64, tensor_type
 
 MERGED = "@GRAD@GradientMerge"
 
 
-class GradientMergeOptimizer:
+class GradientMergeOptimizer(Settled):
     """`minimize` as of the optimizer inside, whose updates come with the gradients of `k_steps` runs.
 
     k_steps  feed so many batches in as many runs: with avg and losses that are means it is the update of one batch of
@@ -35,6 +36,8 @@ class GradientMergeOptimizer:
     Clipping and weight decay see the merged gradients. A learning rate scheduler stands still between two calls of its
     step(): call it once in k_steps runs. What is not here is looked for in the optimizer inside.
     """
+
+    settings = ("k_steps", "avg", "inner_optimizer")
 
     def __init__(self, inner_optimizer: Any, k_steps: int = 1, avg: bool = True) -> None:
         rule, shown = rule_of(inner_optimizer), shortened(repr(inner_optimizer))
@@ -69,7 +72,9 @@ class GradientMergeOptimizer:
             begins, waits = self._turn(g, startup)
             factor = 1 / self.k_steps if self.avg else 1.0
             merged = [(p, _merged(g, startup, p, grad, begins, factor)) for p, grad in pairs]
-            return self._updated(g, merged, waits)
+            updates = self._updated(g, merged, waits)
+        self.settle("minimize")
+        return updates
 
     def minimize(
         self, loss: Variable, startup_program: Program | None = None, parameter_list: Sequence[Any] | None = None,

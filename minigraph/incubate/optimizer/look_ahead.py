@@ -16,16 +16,19 @@ from minigraph.optimizer.wrapped import Wrapping, all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import Builder, builder_of
 from minigraph.program.operator import masters_of
+from minigraph.program.settled import Settled
 from minigraph.types import int64, tensor_type
 
 
-class LookAhead(Wrapping):
+class LookAhead(Settled, Wrapping):
     """`minimize` as of the optimizer inside, then the steps of the slow weights.
 
     alpha  how far slow weights go, in [0, 1]
     k      runs between two of their steps; slow weights begin as the parameters are after the first run, as in Paddle
     What is not here is looked for in the optimizer inside.
     """
+
+    settings = ("alpha", "k", "name", "inner_optimizer")
 
     def __init__(self, inner_optimizer: Any, alpha: float = 0.5, k: int = 5, name: str | None = None) -> None:
         shown = shortened(repr(inner_optimizer))
@@ -49,6 +52,7 @@ class LookAhead(Wrapping):
             trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
             with program.emitting("optimize"):
                 self._append(g, startup.global_block(), trained)
+            self.settle("minimize")
             return ops, pairs
 
     def _append(self, g: Builder, startup: Any, params: list[Any]) -> None:

@@ -19,13 +19,14 @@ from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
+from minigraph.program.settled import Settled
 from minigraph.types import int64, tensor_type
 
 RUNS_OF_A_SUM = 16384
 COUNTERS = ("num_updates", "num_accumulates", "old_num_accumulates")
 
 
-class ModelAverage(Averages):
+class ModelAverage(Settled, Averages):
     """The mean of each parameter over the last runs; make it after `minimize`, while the program is built.
 
         optimizer.minimize(loss)
@@ -39,6 +40,8 @@ class ModelAverage(Averages):
     max_average_window   and at the latest after so many
     parameters           what to average; all parameters of the default main program for None
     """
+
+    settings = ("rate", "least", "most", "name")
 
     def __init__(
         self, average_window_rate: float, parameters: Sequence[Parameter] | None = None,
@@ -56,6 +59,7 @@ class ModelAverage(Averages):
         block, startup = program.global_block(), default_startup_program().global_block()
         with block.whole(), startup.whole(), program.emitting("optimize"):
             self._append(Builder(block), startup, params)
+        self.settle("ModelAverage(...)")
 
     def _append(self, g: Builder, startup: Any, params: list[Parameter]) -> None:
         def state(key: str, type: Any) -> Variable:

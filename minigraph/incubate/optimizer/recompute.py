@@ -11,9 +11,10 @@ from minigraph.errors.kinds import ORDER
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import builder_of
+from minigraph.program.settled import Settled
 
 
-class RecomputeOptimizer(Wrapping):
+class RecomputeOptimizer(Settled, Wrapping):
     """`minimize` as of the optimizer inside; what lies between two checkpoints is computed again, not kept.
 
         optimizer = mg.incubate.optimizer.RecomputeOptimizer(mg.optimizer.Adam(1e-3))
@@ -22,6 +23,8 @@ class RecomputeOptimizer(Wrapping):
 
     Updates are the same bits as those of the optimizer alone. What is not here is looked for in it.
     """
+
+    settings = ("_checkpoints",)
 
     def __init__(self, optimizer: Any) -> None:
         fits = all(hasattr(optimizer, name) for name in ("backward", "apply_gradients"))
@@ -47,6 +50,7 @@ class RecomputeOptimizer(Wrapping):
         with all_or_nothing(builder_of(loss).block.program, startup_program):
             pairs = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
             recompute_between(loss.program, self._checkpoints)
+        self.settle("minimize")
         return pairs
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
