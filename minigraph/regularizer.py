@@ -10,7 +10,7 @@ import numbers
 from typing import Any
 
 from minigraph.program.builder import Builder
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 
 from .errors import AttrError, require
 from .program import Variable

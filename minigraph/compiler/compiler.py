@@ -242,7 +242,6 @@ class CompiledProgram(NotPickled):
     def _compiled(self, fetches: Iterable[str], prune: Prune = False) -> _Compilation:
         self._strategy.freeze()
         self._check_unchanged()
-        self._program.check_whole()
         key = frozenset(fetches), prune
         if key not in self._compilations:
             with without_collection():
@@ -263,6 +262,7 @@ class _Compilation:
         self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune,
         parallel: DataParallel | None = None,
     ) -> None:  # fmt: skip
+        program.check_whole()
         self.version, self.fetches, self.source = program.version, fetches, program
         self.whole: list[str] = []
         alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"

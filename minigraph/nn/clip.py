@@ -13,7 +13,7 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 
 ParamsGrads = list[tuple[Any, Variable]]
 

@@ -28,7 +28,6 @@ from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
 from minigraph.program.scope import Scope, global_scope
-from minigraph.program.settled import Settled
 from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
@@ -188,8 +187,7 @@ class Optimizer(FixedOnceUsed):
         program = params[0].program
         check_first(self._rates, program, self)
         with program.emitting("optimize"):
-            given = self._auxiliary_vars
-            self._shared.flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
+            self._shared.flags = {s: v for s, key in FLAGS.items() if (v := self._auxiliary_vars.get(key)) is not None}
             pairs = clipped(self._scaled(pairs), self._clip_of)
             pairs = [(p, self._regularized(p, grad)) for p, grad in pairs]
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
@@ -199,7 +197,7 @@ class Optimizer(FixedOnceUsed):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     self.append_update(g, p, grad, rate.times(g, factor))
-        self._settle(params)
+        self._shared.settle(program, self.grad_clip, self._groups)
         return _lasting(self, program.ops[first:])
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -218,17 +216,9 @@ class Optimizer(FixedOnceUsed):
     def _regularizer_of(self, param: Parameter) -> Any:
         return getattr(param, "regularizer", None) or self.of(param, "regularization")
 
-    def _settle(self, params: Iterable[Parameter]) -> None:
-        """What updates were built with changes nothing from now on."""
-        for p in params:
-            p.updated = True
-            for rule in (self._clip_of(p), self._regularizer_of(p)):
-                if isinstance(rule, Settled):
-                    rule.settle("minimize")
-
     def _regularized(self, param: Parameter, grad: Variable) -> Variable:
         regularizer = self._regularizer_of(param)
-        return regularizer(param, grad, grad.block) if regularizer is not None else grad
+        return self._shared.used(regularizer)(param, grad, grad.block) if regularizer is not None else grad
 
     def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
@@ -245,14 +235,11 @@ class Optimizer(FixedOnceUsed):
         return rate.variable if rate is not None else None
 
     def get_lr(self, scope: Scope | None = None) -> float:
-        """The learning rate of the next run in `scope`, the global one for None; a checkpoint may hold another number.
-
-        Of several programs it is that of the default main program, or else of the one that was minimized last.
-        """
-        number, known = rate_of(self.learning_rate), self._rates
-        if isinstance(self.learning_rate, LRScheduler) or not known:
+        """The rate of the next run in `scope` (the global one for None); of the default program, else the latest."""
+        number = rate_of(self.learning_rate)
+        rate = self._rates.get(default_main_program().id) or next(reversed(self._rates.values()), None)
+        if rate is None or isinstance(self.learning_rate, LRScheduler):
             return number
-        rate = known.get(default_main_program().id) or known[next(reversed(known))]
         return rate.held_in(scope if scope is not None else global_scope(), number)
 
     def set_lr(self, value: float, scope: Scope | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from minigraph.errors import AttrError, raise_unknown, require
 from minigraph.errors.kinds import CONFLICT, MISSING, UNKNOWN_ATTR
 from minigraph.program import Variable
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 from minigraph.regularizer import L2Decay, WeightDecayRegularizer
 from minigraph.types import bfloat16, float16
 

@@ -120,8 +120,7 @@ class Block(PartOfProgram):
                 while len(self.vars) > variables:
                     dict.popitem(self.vars)
                 self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
-                self.program.numbered = numbered
-                self.program.version += 1
+                self.program.numbered, self.program.version = numbered, self.program.version + 1
                 raise
 
     def append_op(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,12 @@ from .copies import NotPickled
 from .operator import ROLES, Operator, Slots, describe_call
 from .prune import ops_for_test
 from .scope import Scope, global_scope
-from .states import checked_state, set_states
 from .text.dump import dump
 from .text.html import folded, text
 from .text.summary import Summary, summary_of
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
+from .whole.changing import Changing
+from .whole.states import checked_state, set_states
 
 __all__ = [
     "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "copy_var",
@@ -45,7 +45,7 @@ class Origin:
     """Stands for a program and all its rewritings; nobody keeps it but these."""
 
 
-class Program(NotPickled):
+class Program(Changing, NotPickled):
     """A list of operators over variables; `print(program)` shows one operator per line.
 
     version   counts changes, so that plans made for an older state are not reused
@@ -70,7 +70,6 @@ class Program(NotPickled):
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
         self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
         self.before: Program | None = None  # the program of which this one is a rewriting
-        self.changing = 0  # the thread that is in the middle of a change which is made whole or not at all
         self.numbered = 0  # operators so far; the next one has this number
         self.block0 = Block(self)
 
@@ -171,32 +170,6 @@ class Program(NotPickled):
         finally:
             self.role, self.differentiated, self.site = saved
 
-    @contextmanager
-    def being_changed(self) -> Iterator[None]:
-        """What changes inside belongs together: until its end other threads are refused by `check_whole`."""
-        outermost = not self.changing
-        try:
-            self.changing = self.changing or get_ident()
-            yield
-        finally:
-            if outermost:
-                self.changing = 0
-
-    def check_whole(self) -> None:
-        """Refuse to read a program of which another thread has built a part, such as half of its updates."""
-        if self.changing not in (0, get_ident()):
-            raise ProgramError(f"another thread is in the middle of a change of program {self.name}",
-                               hint="build in one thread, and let others have the program after that")  # fmt: skip
-
-    def whole_ops(self) -> list[Operator]:
-        """The operators at one instant at which no other thread was in the middle of a change."""
-        while True:
-            version = self.version
-            self.check_whole()
-            ops = list(self.ops)
-            if version == self.version:
-                return ops
-
     def clone(self, for_test: bool = False) -> Program:
         """A copy. With for_test only what a test runs (`prune.ops_for_test`), in its inference form (no dropout).
 
@@ -204,8 +177,7 @@ class Program(NotPickled):
         reads it; what `static.gradients` appended stays where forward values need it.
         Parameters are shared through the Scope by their names.
         """
-        ops = self.whole_ops()
-        return self.copied(ops_for_test(ops) if for_test else ops, for_test)
+        return self.copied((ops_for_test if for_test else list)(self.whole_ops()), for_test)
 
     def empty(self) -> Program:
         """A new program of this name without operators."""
@@ -293,6 +265,7 @@ def _copied_at_once(program: Program, kept: Sequence[Operator], for_test: bool) 
             site=op.site, number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
     copy.block0.fill(copies.values(), copied.values())
+    copy.updated = program.updated
     copy.numbered, copy.loaders = next_number(program.ops), list(program.loaders)
     if not for_test:
         copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in program.lr_schedulers if v.name in copy.vars]

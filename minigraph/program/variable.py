@@ -16,7 +16,7 @@ from minigraph.types import TensorType
 from .arithmetic import Arithmetic
 from .copies import PartOfProgram
 from .scope import Scope, ScopeTensor, ScopeVariable, global_scope
-from .settled import OptimizeAttr, warn_of_late_change
+from .whole.settled import OptimizeAttr, warn_of_late_change
 
 if TYPE_CHECKING:
     from .program import Block, Program
@@ -226,10 +226,7 @@ class Parameter(Variable):
     regularizer    beats the optimizer's own
     need_clip      False leaves it out of gradient clipping
     sparse         embedding(sparse=True) reads it: Adam's lazy_mode looks at its rows
-    updated        whether an optimizer has built an update of it
     """
-
-    updated = False
 
     def __init__(
         self,
@@ -253,7 +250,7 @@ class Parameter(Variable):
             value = OptimizeAttr(self, value)
         before = self.__dict__.get(name)
         super().__setattr__(name, value)
-        if self.updated and name in BUILT_INTO_UPDATES and value != before:
+        if name in BUILT_INTO_UPDATES and self.block.program.updated and value != before:
             warn_of_late_change(self, BUILT_INTO_UPDATES[name])
 
     @property

@@ -29,7 +29,7 @@ from minigraph.types import TensorType
 
 from . import flags
 from .backend import RunnablePlan
-from .checkpoint.masters import checked_masters, follow
+from .checkpoint.masters import bring_up, checked_masters
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, feed_types, loaded, only_feed
@@ -306,7 +306,7 @@ def _bring_up(scope: Scope, latest: Latest, alone: bool) -> None:
     if alone:
         scope.disagree()
     if latest.masters and not present().rank:  # what rank 0 has comes to the others
-        follow(scope, latest.own, latest.masters)
+        bring_up(scope, latest.own, latest.masters)
 
 
 def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:

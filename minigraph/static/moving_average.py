@@ -13,7 +13,7 @@ from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 from minigraph.types import int64, tensor_type
 
 
@@ -63,15 +63,15 @@ class ExponentialMovingAverage(Settled, Averages):
         self.averages, self.runs = averages, runs
         self.settle("update")
 
-    def means(self, scope: Scope) -> dict[str, np.ndarray]:
-        """The averages by the names of parameters; none before the first run."""
+    def means(self, scope: Scope) -> dict[Parameter, np.ndarray]:
+        """The averages of parameters; none before the first run."""
         require(self.runs is not None, "update was not called while the program was built", ORDER)
         assert self.runs is not None
         share = 1 - self.decay ** int(scope.read(self.runs.name)[0])
         averages = {p: scope.read(a.name) for p, a in self.averages.items()}
-        return {p.name: (a / share).astype(p.dtype) for p, a in averages.items()} if share > 0 else {}
+        return {p: (a / share).astype(a.dtype) for p, a in averages.items()} if share > 0 else {}
 
     @property
-    def averaged(self) -> list[str]:
-        """The names of the parameters."""
-        return [p.name for p in self.averages]
+    def averaged(self) -> dict[Parameter, Variable]:
+        """The parameters."""
+        return self.averages

@@ -21,7 +21,7 @@ from minigraph.optimizer.states import persistable
 from minigraph.optimizer.wrapped import all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program
 from minigraph.program.builder import Builder, builder_of
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 from minigraph.types import float32, int64, tensor_type
 
 MERGED = "@GRAD@GradientMerge"

@@ -16,7 +16,7 @@ from minigraph.optimizer.wrapped import Wrapping, all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import Builder, builder_of
 from minigraph.program.operator import masters_of
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 from minigraph.types import int64, tensor_type
 
 

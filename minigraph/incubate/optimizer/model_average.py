@@ -19,7 +19,7 @@ from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 from minigraph.types import int64, tensor_type
 
 RUNS_OF_A_SUM = 16384
@@ -95,15 +95,15 @@ class ModelAverage(Settled, Averages):
         least = g.fill_constant(shape=(), value=self.least, dtype=int64)
         return [ran, since, moves, g.logical_and(g.greater_equal(since, least), g.greater_equal(since, window))]
 
-    def means(self, scope: Scope) -> dict[str, np.ndarray]:
-        """The means by the names of parameters; none before the first run."""
+    def means(self, scope: Scope) -> dict[Parameter, np.ndarray]:
+        """The means of parameters; none before the first run."""
         _, since, old = (int(scope.read(name)) for name in self._counters)
         if since + old == 0:
             return {}
         sums = {p: [scope.read(s) for s in own] for p, own in self._sums.items()}
-        return {p.name: ((a + b + c) / (since + old)).astype(p.dtype) for p, (a, b, c) in sums.items()}
+        return {p: ((a + b + c) / (since + old)).astype(a.dtype) for p, (a, b, c) in sums.items()}
 
     @property
-    def averaged(self) -> list[str]:
-        """The names of the parameters."""
-        return [p.name for p in self._sums]
+    def averaged(self) -> dict[Parameter, list[str]]:
+        """The parameters."""
+        return self._sums

@@ -11,7 +11,7 @@ from minigraph.errors.kinds import ORDER
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import builder_of
-from minigraph.program.settled import Settled
+from minigraph.program.whole.settled import Settled
 
 
 class RecomputeOptimizer(Settled, Wrapping):

@@ -50,7 +50,7 @@ class OptimizeAttr(dict[str, Any]):
     def update(self, *facts: Any, **more: Any) -> None:
         before = dict(self)
         super().update(*facts, **more)
-        if before != self:
+        if before != self and self.parameter.program.updated:
             warn_of_late_change(self.parameter, "optimize_attr")
 
 
@@ -59,7 +59,7 @@ def warn_of_late_change(parameter: Any, what: str) -> None:
 
     It is no error: an optimizer that comes now, for another loss, builds with what is set.
     """
-    built = parameter.updated and any(
+    built = any(
         op.role == "optimize" and any(v is parameter for v in op.output_vars) for op in parameter.program.ops
     )
     site = call_site()

@@ -11,10 +11,10 @@ from minigraph.errors import ProgramError, raise_unknown, require, shortened
 from minigraph.errors.kinds import NO_NUMBERS, UNKNOWN_NAME, no_memory
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
-from .scope import Scope
+from ..scope import Scope
 
 if TYPE_CHECKING:
-    from .program import Program
+    from ..program import Program
 
 
 def set_states(scope: Scope, values: Mapping[str, np.ndarray], call: str) -> None:
