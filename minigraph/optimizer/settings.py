@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from minigraph.errors import AttrError, raise_unknown, require
 from minigraph.errors.kinds import CONFLICT, MISSING, UNKNOWN_ATTR
 from minigraph.program import Variable
@@ -65,6 +67,13 @@ def positive(name: str, value: Any) -> float:
     number = check_number(name, value)
     require(number > 0, f"{name} must be > 0, is {value!r}", AttrError)
     return number
+
+
+def positive_int(name: str, value: Any) -> int:
+    """`value` as an int > 0."""
+    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0
+    require(fits, f"{name} must be a positive int, is {value!r}", AttrError)
+    return int(value)
 
 
 def function(name: str, value: Any) -> Any:

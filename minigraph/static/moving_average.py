@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from minigraph.errors import AttrError, require
+from minigraph.errors import require
 from minigraph.errors.kinds import NO_GRADIENT, NOT_OFFERED, ORDER
 from minigraph.optimizer.averages import Averages
+from minigraph.optimizer.settings import below_one
 from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.program.whole.settled import Settled
+from minigraph.program.whole.settled import Settled, as_it_is
 from minigraph.types import int64, tensor_type
 
 
@@ -31,13 +32,11 @@ class ExponentialMovingAverage(Settled, Averages):
     thres_steps  only None: a decay that grows with the number of runs is not here
     """
 
-    settings = ("decay", "name")
+    settings: ClassVar[Any] = {"decay": below_one, "name": as_it_is}
 
     def __init__(self, decay: float = 0.999, thres_steps: Any = None, name: str | None = None) -> None:
-        fits = isinstance(decay, (int, float)) and not isinstance(decay, bool) and 0 <= decay < 1
-        require(fits, f"decay must be a number in [0, 1), is {decay!r}", AttrError)
         require(thres_steps is None, "thres_steps is not here yet", NOT_OFFERED, "a constant decay: thres_steps=None")
-        self.decay, self.name = float(decay), f"{name}." if name else ""
+        self.decay, self.name = decay, f"{name}." if name else ""
         super().__init__()
         self.averages: dict[Parameter, Variable] = {}
         self.runs: Variable | None = None

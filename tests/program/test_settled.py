@@ -11,7 +11,7 @@ import pytest
 
 import minigraph as mg
 from minigraph import incubate, nn, static
-from minigraph.errors import ProgramError
+from minigraph.errors import AttrError, ProgramError
 from minigraph.incubate.optimizer import GradientMergeOptimizer
 from minigraph.program.scope import Scope
 from minigraph.regularizer import L2Decay
@@ -85,6 +85,28 @@ def test_a_decay_that_is_set_before_update_is_the_one_of_the_averages():
     expected = sum(0.75 ** (2 - i) * 0.25 * np.float64(value) for i, value in enumerate(seen)) / (1 - 0.75**3)
     with average.apply(exe):
         np.testing.assert_allclose(np.array(w.get_value()), expected, rtol=1e-5)
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str, Any]] = {
+    "EMA": (lambda: static.ExponentialMovingAverage(0.5), "decay", 1.0),
+    "LookAhead": (lambda: incubate.LookAhead(mg.optimizer.SGD(0.1)), "k", 0),
+    "LookAhead's share": (lambda: incubate.LookAhead(mg.optimizer.SGD(0.1)), "alpha", 1.5),
+    "GradientMerge": (lambda: GradientMergeOptimizer(mg.optimizer.SGD(0.1), 2), "k_steps", 2.5),
+    "sum or mean": (lambda: GradientMergeOptimizer(mg.optimizer.SGD(0.1), 2), "avg", "no"),
+    "clip by norm": (lambda: nn.ClipGradByNorm(1.0), "clip_norm", -1.0),
+    "clip by value": (lambda: nn.ClipGradByValue(1.0), "max", "2"),
+    "decay": (lambda: L2Decay(0.1), "coeff", -0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_setting_is_checked_as_the_argument_is(kind: str):
+    make, name, value = WRONG[kind]
+    made = make()
+    before = getattr(made, name)
+    with pytest.raises(AttrError, match=f"{name} (must be|is a flag)"):
+        setattr(made, name, value)
+    assert getattr(made, name) == before
 
 
 def set_factor(w: Any) -> None:

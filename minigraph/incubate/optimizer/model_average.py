@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.program.whole.settled import Settled
+from minigraph.program.whole.settled import Settled, as_it_is
 from minigraph.types import int64, tensor_type
 
 RUNS_OF_A_SUM = 16384
@@ -41,7 +41,7 @@ class ModelAverage(Settled, Averages):
     parameters           what to average; all parameters of the default main program for None
     """
 
-    settings = ("rate", "least", "most", "name")
+    settings: ClassVar[Any] = dict.fromkeys(("rate", "least", "most", "name"), as_it_is)
 
     def __init__(
         self, average_window_rate: float, parameters: Sequence[Parameter] | None = None,

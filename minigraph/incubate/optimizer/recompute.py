@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from minigraph.compiler.checkpoints import recompute_between
 from minigraph.errors import ProgramError, require, shortened
@@ -11,7 +11,7 @@ from minigraph.errors.kinds import ORDER
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import builder_of
-from minigraph.program.whole.settled import Settled
+from minigraph.program.whole.settled import Settled, as_it_is
 
 
 class RecomputeOptimizer(Settled, Wrapping):
@@ -24,7 +24,7 @@ class RecomputeOptimizer(Settled, Wrapping):
     Updates are the same bits as those of the optimizer alone. What is not here is looked for in it.
     """
 
-    settings = ("_checkpoints",)
+    settings: ClassVar[Any] = {"_checkpoints": as_it_is}
 
     def __init__(self, optimizer: Any) -> None:
         fits = all(hasattr(optimizer, name) for name in ("backward", "apply_gradients"))

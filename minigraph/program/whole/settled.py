@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from minigraph.errors import call_site, require
@@ -12,10 +12,18 @@ from minigraph.errors.kinds import ORDER
 _said: dict[Any, Any] = {}  # warnings that were shown, by text and line
 
 
-class Settled:
-    """Base of what is read while a program is built: `settings` cannot be set after the call that read them."""
+def as_it_is(name: str, value: Any) -> Any:
+    """The check of a setting that takes anything."""
+    return value
 
-    settings: ClassVar[Collection[str]] = ()
+
+class Settled:
+    """Base of what is read while a program is built: settings cannot be set after the call that read them.
+
+    settings  {name: its check, which gives the value as it is kept}
+    """
+
+    settings: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}
     instead: ClassVar[str] = "set it before, or make another one for another program"
 
     def settle(self, call: str) -> None:
@@ -32,7 +40,8 @@ class Settled:
             not call, f"{name} is set after {call}, it would have no effect", ORDER,
             self.instead,
         )  # fmt: skip
-        object.__setattr__(self, name, value)
+        check = self.settings.get(name, as_it_is)
+        object.__setattr__(self, name, check(name, value))
 
 
 class OptimizeAttr(dict[str, Any]):
