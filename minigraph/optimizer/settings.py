@@ -46,14 +46,14 @@ class FixedOnceUsed(Settled):
     hyper: ClassVar[Mapping[str, Check]] = {}
     instead = "set_lr(value) sets a learning rate; make another optimizer for another program"
 
+    @property
+    def settings(self) -> Mapping[str, Check]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The hyperparameters, which are the class's."""
+        return self.hyper
+
     def settled_by(self, name: str) -> str:
         fixed = name in self.hyper or name in BUILT_IN
         return "minimize" if fixed and self.__dict__.get("_rates") else ""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.hyper and not self.settled_by(name):
-            value = self.hyper[name](name, value)
-        super().__setattr__(name, value)
 
 
 LOW_PRECISION = (float16, bfloat16)

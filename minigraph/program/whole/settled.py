@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from minigraph.errors import call_site, require
+from minigraph.errors import call_site
 from minigraph.errors.kinds import ORDER
 
 _said: dict[Any, Any] = {}  # warnings that were shown, by text and line
@@ -36,12 +36,10 @@ class Settled:
 
     def __setattr__(self, name: str, value: Any) -> None:
         call = self.settled_by(name)
-        require(
-            not call, f"{name} is set after {call}, it would have no effect", ORDER,
-            self.instead,
-        )  # fmt: skip
-        check = self.settings.get(name, as_it_is)
-        object.__setattr__(self, name, check(name, value))
+        if call:
+            raise ORDER(f"{name} is set after {call}, it would have no effect", hint=self.instead)
+        check = self.settings.get(name)
+        object.__setattr__(self, name, value if check is None else check(name, value))
 
 
 class OptimizeAttr(dict[str, Any]):
