@@ -18,8 +18,9 @@ from .program import Variable
 
 def _coefficient(name: str, value: Any) -> float:
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    require(number and 0 <= value < float("inf"), f"{name} must be a number >= 0, is {value!r}", AttrError)
-    return float(value)
+    coefficient = float(value) if number else -1.0
+    require(0 <= coefficient < float("inf"), f"{name} must be a number >= 0, is {value!r}", AttrError)
+    return coefficient
 
 
 class WeightDecayRegularizer(Settled):

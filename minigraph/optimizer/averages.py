@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import require
 from minigraph.errors.kinds import ORDER
-from minigraph.program import Parameter
+from minigraph.program import Parameter, Variable
 from minigraph.program.context import reusable
 from minigraph.program.operator import masters_of
 from minigraph.program.scope import Scope, global_scope
@@ -79,7 +79,7 @@ class Averages:
         self._before = {}
 
 
-def _copies(scope: Scope, averaged: Iterable[Parameter]) -> dict[Parameter, str]:
+def _copies(scope: Scope, averaged: Collection[Variable]) -> dict[Variable, str]:
     """The float32 copies of parameters, by name; without those that processes have in pieces, which nobody reads."""
     programs = {p.program for p in averaged}
     masters = {p: copy.name for program in programs for p, copy in masters_of(program.ops).items() if p in averaged}
