@@ -262,6 +262,7 @@ class _Compilation:
         self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune,
         parallel: DataParallel | None = None,
     ) -> None:  # fmt: skip
+        program.check_whole()
         self.version, self.fetches, self.source = program.version, fetches, program
         self.whole: list[str] = []
         alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"

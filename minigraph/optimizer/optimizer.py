@@ -188,8 +188,7 @@ class Optimizer(FixedOnceUsed):
         program = params[0].program
         check_first(self._rates, program, self)
         with program.emitting("optimize"):
-            given = self._auxiliary_vars
-            self._shared.flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
+            self._shared.flags = {s: v for s, key in FLAGS.items() if (v := self._auxiliary_vars.get(key)) is not None}
             pairs = clipped(self._scaled(pairs), self._clip_of)
             pairs = [(p, self._regularized(p, grad)) for p, grad in pairs]
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
@@ -200,6 +199,7 @@ class Optimizer(FixedOnceUsed):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     update(g, p, grad, rate.times(g, factor))
+        self._shared.settle(program, self.grad_clip, self._groups)
         return _lasting(self, program.ops[first:])
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -220,7 +220,7 @@ class Optimizer(FixedOnceUsed):
 
     def _regularized(self, param: Parameter, grad: Variable) -> Variable:
         regularizer = self._regularizer_of(param)
-        return regularizer(param, grad, grad.block) if regularizer is not None else grad
+        return self._shared.used(regularizer)(param, grad, grad.block) if regularizer is not None else grad
 
     def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
@@ -236,9 +236,13 @@ class Optimizer(FixedOnceUsed):
         rate = self._rates.get((program if program is not None else default_main_program()).id)
         return rate.variable if rate is not None else None
 
-    def get_lr(self) -> float:
-        """The learning rate of the next run."""
-        return rate_of(self.learning_rate)
+    def get_lr(self, scope: Scope | None = None) -> float:
+        """The rate of the next run in `scope` (the global one for None); of the default program, else the latest."""
+        number = rate_of(self.learning_rate)
+        rate = self._rates.get(default_main_program().id) or next(reversed(self._rates.values()), None)
+        if rate is None or isinstance(self.learning_rate, LRScheduler):
+            return number
+        return rate.held_in(scope if scope is not None else global_scope(), number)
 
     def set_lr(self, value: float, scope: Scope | None = None) -> None:
         """Set the learning rate of the next step: in `scope`, the global one for None, and in the startup program."""

@@ -112,16 +112,16 @@ class Block(PartOfProgram):
     def whole(self) -> Iterator[None]:
         """Operators appended inside stay only if all are accepted."""
         ops, variables, numbered = len(self.ops), len(self.vars), self.program.numbered
-        try:
-            yield
-        except BaseException:
-            del self.ops[ops:]
-            while len(self.vars) > variables:
-                dict.popitem(self.vars)
-            self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
-            self.program.numbered = numbered
-            self.program.version += 1
-            raise
+        with self.program.being_changed():
+            try:
+                yield
+            except BaseException:
+                del self.ops[ops:]
+                while len(self.vars) > variables:
+                    dict.popitem(self.vars)
+                self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
+                self.program.numbered, self.program.version = numbered, self.program.version + 1
+                raise
 
     def append_op(
         self,

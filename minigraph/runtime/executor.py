@@ -29,7 +29,7 @@ from minigraph.types import TensorType
 
 from . import flags
 from .backend import RunnablePlan
-from .checkpoint.masters import checked_masters, follow
+from .checkpoint.masters import bring_up, checked_masters
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, feed_types, loaded, only_feed
@@ -242,6 +242,7 @@ class Executor(NotPickled):
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
+            program.check_whole()
             start = time.perf_counter()
             with without_collection():
                 try:
@@ -252,6 +253,7 @@ class Executor(NotPickled):
                     self._plans.clear()  # they can be made again, and hold memory until then
                     self._latest = None
                     plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
+            program.check_whole()
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             if self._plans.make_room(key):
@@ -320,7 +322,7 @@ def _bring_up(scope: Scope, latest: Latest, alone: bool) -> None:
     if alone:
         scope.disagree()
     if latest.masters and not present().rank:  # what rank 0 has comes to the others
-        follow(scope, latest.own, latest.masters)
+        bring_up(scope, latest.own, latest.masters)
 
 
 def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:

@@ -220,6 +220,23 @@ def test_files_of_variables_are_loaded_all_or_none(tmp_path: Path) -> None:
     assert scope.read("a").tolist() == [1, 1]
 
 
+def test_files_of_variables_of_two_programs_are_loaded_all_or_none(tmp_path: Path) -> None:
+    scope, own = static.global_scope(), []
+    for name, size in (("a", 2), ("b", 2), ("b", 3)):
+        with static.program_guard(static.Program(), static.Program()):
+            own.append(static.create_parameter([size], name=name))
+        scope.write(name, np.zeros(size, "f4"))
+    scope.write("b", np.zeros(2, "f4"))
+    static.io.save_vars(None, tmp_path, vars=own[:2])
+    for name in "ab":
+        scope.write(name, np.ones(2, "f4"))
+    with pytest.raises(MinigraphError, match=r"state of b: f32\[3\] has shape \[2\]"):
+        static.io.load_vars(None, tmp_path, vars=[own[0], own[2]])
+    assert scope.read("a").tolist() == [1, 1]
+    static.io.load_vars(None, tmp_path, vars=own[:2])
+    assert scope.read("a").tolist() == scope.read("b").tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("name", ["../w", "a/../../w", "/tmp/w"])
 def test_no_name_of_a_variable_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     static.create_parameter([2], name=name)

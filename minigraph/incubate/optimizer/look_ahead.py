@@ -8,18 +8,27 @@ Source: Zhang and others, Lookahead Optimizer, arXiv:1907.08610.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
+from minigraph.optimizer.settings import positive_int
 from minigraph.optimizer.states import persistable
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import Builder, builder_of
 from minigraph.program.operator import masters_of
+from minigraph.program.whole.settled import Settled, as_it_is
 from minigraph.types import int64, tensor_type
 
 
-class LookAhead(Wrapping):
+def share(name: str, value: Any) -> float:
+    """`value` as a float in [0, 1]."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+    require(number, f"{name} must be a number in [0, 1], is {value!r}", AttrError)
+    return float(value)
+
+
+class LookAhead(Settled, Wrapping):
     """`minimize` as of the optimizer inside, then the steps of the slow weights.
 
     alpha  how far slow weights go, in [0, 1]
@@ -27,16 +36,16 @@ class LookAhead(Wrapping):
     What is not here is looked for in the optimizer inside.
     """
 
+    settings: ClassVar[Any] = {
+        "alpha": share, "k": positive_int, "name": as_it_is, "inner_optimizer": as_it_is,
+    }  # fmt: skip
+
     def __init__(self, inner_optimizer: Any, alpha: float = 0.5, k: int = 5, name: str | None = None) -> None:
         shown = shortened(repr(inner_optimizer))
         known = rule_of(inner_optimizer) is not None
         require(known, f"LookAhead is made of an optimizer, not of {shown}", ProgramError)
-        number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 0 <= alpha <= 1
-        require(number, f"alpha must be a number in [0, 1], is {alpha!r}", AttrError)
-        fits = isinstance(k, int) and not isinstance(k, bool) and k > 0
-        require(fits, f"k must be a positive int, is {k!r}", AttrError)
         self.inner_optimizer, self._optimizer = inner_optimizer, inner_optimizer
-        self.alpha, self.k, self.name = float(alpha), k, f"{name}_" if name else ""
+        self.alpha, self.k, self.name = alpha, k, f"{name}_" if name else ""
 
     def minimize(
         self, loss: Variable, startup_program: Program | None = None, parameters: Any = None,
@@ -50,6 +59,7 @@ class LookAhead(Wrapping):
             first = len(g.block.ops)
             with program.emitting("optimize"):
                 self._append(g, startup.global_block(), trained)
+            self.settle("minimize")
             steps = [op for op in g.block.ops[first:] if any(v.persistable for v in op.output_vars)]
             return [*ops, *steps], pairs
 

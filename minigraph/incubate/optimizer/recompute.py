@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from minigraph.compiler.checkpoints import recompute_between
 from minigraph.errors import ProgramError, require, shortened
@@ -11,9 +11,10 @@ from minigraph.errors.kinds import ORDER
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import builder_of
+from minigraph.program.whole.settled import Settled, as_it_is
 
 
-class RecomputeOptimizer(Wrapping):
+class RecomputeOptimizer(Settled, Wrapping):
     """`minimize` as of the optimizer inside; what lies between two checkpoints is computed again, not kept.
 
         optimizer = mg.incubate.optimizer.RecomputeOptimizer(mg.optimizer.Adam(1e-3))
@@ -22,6 +23,8 @@ class RecomputeOptimizer(Wrapping):
 
     Updates are the same bits as those of the optimizer alone. What is not here is looked for in it.
     """
+
+    settings: ClassVar[Any] = {"_checkpoints": as_it_is}
 
     def __init__(self, optimizer: Any) -> None:
         fits = all(hasattr(optimizer, name) for name in ("backward", "apply_gradients"))
@@ -47,6 +50,7 @@ class RecomputeOptimizer(Wrapping):
         with all_or_nothing(builder_of(loss).block.program, startup_program):
             pairs = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
             recompute_between(loss.program, self._checkpoints)
+        self.settle("minimize")
         return pairs
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
