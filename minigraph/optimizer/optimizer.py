@@ -194,7 +194,7 @@ class Optimizer(FixedOnceUsed):
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
-            update = partial(append_own, self) if given and is_own(self) else self.append_update
+            update = partial(append_own, self) if self._shared.flags and is_own(self) else self.append_update
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
