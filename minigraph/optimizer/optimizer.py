@@ -189,8 +189,7 @@ class Optimizer(FixedOnceUsed):
         check_first(self._rates, program, self)
         with program.emitting("optimize"):
             self._shared.flags = {s: v for s, key in FLAGS.items() if (v := self._auxiliary_vars.get(key)) is not None}
-            pairs = clipped(self._scaled(pairs), self._clip_of)
-            pairs = [(p, self._regularized(p, grad)) for p, grad in pairs]
+            pairs = [(p, self._regularized(p, grad)) for p, grad in clipped(self._scaled(pairs), self._clip_of)]
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates

@@ -20,8 +20,8 @@ import numpy as np
 from minigraph.errors import ProgramError, UninitializedError, nearest, require
 from minigraph.errors.kinds import NAME, OTHER_PROGRAM, UNKNOWN_NAME
 from minigraph.program import Parameter, Program, Variable, default_main_program
+from minigraph.program.program import checked_state, set_states
 from minigraph.program.scope import Scope, global_scope
-from minigraph.program.whole.states import checked_state, set_states
 from minigraph.runtime.checkpoint.commit import State, commit
 from minigraph.runtime.checkpoint.paths import (
     MANIFEST,

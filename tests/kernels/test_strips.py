@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigraph.kernels.cpu import epilogue as epilogues
 from minigraph.kernels.cpu import product, strips
 from minigraph.opdef import get_op
 from minigraph.ops.matmul.gemm_epilogue import pack_mask
@@ -138,7 +137,7 @@ def test_memory_is_enough(layouts, machine_code):
         (a, b), out = operands(m, k, n, *layouts), np.empty((m, n), np.float32)
         size = machine_code.room(m, n, k)
         memory, bias = np.full(size + 8192, 77, np.uint8), np.ones(n, np.float32)
-        numbers = np.array([strips._numbers(a, b, out, epilogues.ProductEpilogue(np.copy, bias))], np.int64)
+        numbers = np.array([strips._numbers(a, b, out, strips.ProductEpilogue(np.copy, bias))], np.int64)
         pieces, turns = np.array([[0, 0, m, 0, n]]), np.zeros(2 * machine_code.LINE, np.int64)
         assert machine_code.handed_out()(numbers, pieces, turns, strips._address(memory) + 4096) == m * n * k
         assert turns[machine_code.LINE] == m * n * k
@@ -208,13 +207,13 @@ def check_bias_relu_and_mask(m, k, n):
     (a, b), rng = operands(m, k, n), np.random.default_rng(2)
     bias = rng.normal(size=n).astype(np.float32)
     plain = computed(a, b)
-    assert_product(computed(a, b, epilogue=epilogues.ProductEpilogue(np.copy, bias)), a, b, bias.astype(float))
+    assert_product(computed(a, b, epilogue=strips.ProductEpilogue(np.copy, bias)), a, b, bias.astype(float))
     for mask in (None, np.zeros_like(bits(plain > 0))):
-        found = computed(a, b, shuffled(3), epilogues.ProductEpilogue(np.copy, bias, True, mask))
+        found = computed(a, b, shuffled(3), strips.ProductEpilogue(np.copy, bias, True, mask))
         np.testing.assert_array_equal(found, np.maximum(plain + bias, 0))
     np.testing.assert_array_equal(mask, bits(plain + bias > 0))
     kept = rng.random((m, n)) < 0.5
-    found = computed(a, b, shuffled(4), epilogues.ProductEpilogue(np.copy, mask=bits(kept)))
+    found = computed(a, b, shuffled(4), strips.ProductEpilogue(np.copy, mask=bits(kept)))
     np.testing.assert_array_equal(found, np.where(kept, plain, 0))
 
 
@@ -232,10 +231,10 @@ def test_what_is_not_finite_through_bias_relu_and_mask():
     a, b = operands(64, 64, 256)
     a[0], a[1], b[:, 5] = np.nan, np.inf, np.abs(b[:, 5])
     plain, mask = computed(a, b), np.zeros((64, 32), np.uint8)
-    found = computed(a, b, epilogue=epilogues.ProductEpilogue(np.copy, relu=True, mask=mask))
+    found = computed(a, b, epilogue=strips.ProductEpilogue(np.copy, relu=True, mask=mask))
     np.testing.assert_array_equal(found, np.maximum(plain, 0))
     np.testing.assert_array_equal(mask, bits(plain > 0))
-    found = computed(a, b, epilogue=epilogues.ProductEpilogue(np.copy, mask=np.zeros_like(mask)))
+    found = computed(a, b, epilogue=strips.ProductEpilogue(np.copy, mask=np.zeros_like(mask)))
     np.testing.assert_array_equal(found, np.zeros_like(plain))  # NaN times 0 would be NaN
 
 
@@ -247,13 +246,13 @@ def test_what_is_not_finite_through_bias_relu_and_mask():
 def test_other_arrays_are_refused(bias, mask):
     a, b = operands(64, 64, 256)
     with pytest.raises(ValueError, match=r"not those of float32\[64, 256\]"):
-        computed(a, b, epilogue=epilogues.ProductEpilogue(np.copy, bias, True, mask))
+        computed(a, b, epilogue=strips.ProductEpilogue(np.copy, bias, True, mask))
 
 
 def test_what_follows_is_done_by_numpy_where_blas_computes():
     for dtype, size in ((np.float64, 300), (np.float32, 20)):
         a = np.ones((size, size), dtype)
-        found = product.product(a, a, None, epilogues.ProductEpilogue(lambda out: np.negative(out, out=out)))
+        found = product.product(a, a, None, strips.ProductEpilogue(lambda out: np.negative(out, out=out)))
         np.testing.assert_array_equal(found, np.full_like(a, -size))
 
 

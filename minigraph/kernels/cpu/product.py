@@ -23,8 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
-from .epilogue import ProductEpilogue
-from .strips import Product, faster, multiply
+from .strips import Product, ProductEpilogue, faster, multiply
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, ProductEpilogue | None]  # a, b, out, what follows on it
 Block = tuple[int, Callable[[], None]]  # multiplications, and who does them

@@ -20,8 +20,8 @@ import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, ShapeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
-from minigraph.kernels.cpu.epilogue import ProductEpilogue
 from minigraph.kernels.cpu.product import product
+from minigraph.kernels.cpu.strips import ProductEpilogue
 from minigraph.opdef import op
 from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked

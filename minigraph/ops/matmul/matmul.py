@@ -10,8 +10,8 @@ import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
-from minigraph.kernels.cpu.epilogue import ProductEpilogue
 from minigraph.kernels.cpu.product import product, products
+from minigraph.kernels.cpu.strips import ProductEpilogue
 from minigraph.opdef import DTypeAttr, op
 from minigraph.ops.elementwise.elementwise import sum_to
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
