@@ -122,7 +122,7 @@ class Optimizer(FixedOnceUsed):
 
         found_inf   a bool variable: where it is true, a step changes neither parameters nor states
         grad_scale  a float variable that multiplies the gradients first, such as 1 / loss scale: inside the update,
-                    or in the gradient's own type before it where they are clipped or decay
+                    or before it where they are clipped or decay, rounded to their type
         """
         require(key in FLAGS.values(), f"there is no auxiliary variable {key!r}", UNKNOWN_ATTR)
         self._auxiliary_vars[key] = as_variable(var, key)
@@ -198,8 +198,9 @@ class Optimizer(FixedOnceUsed):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     update(g, p, grad, rate.times(g, factor))
+        updates = _lasting(self, program.ops[first:])
         self._shared.settle(program, self.grad_clip, self._groups)
-        return _lasting(self, program.ops[first:])
+        return updates
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""

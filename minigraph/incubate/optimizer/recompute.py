@@ -47,7 +47,7 @@ class RecomputeOptimizer(Settled, Wrapping):
             self._checkpoints is not None, "RecomputeOptimizer has no checkpoints", ORDER,
             "call _set_checkpoints([...]) first",
         )  # fmt: skip
-        with all_or_nothing(builder_of(loss).block.program, startup_program):
+        with all_or_nothing(builder_of(loss).block.program, startup_program, self):
             pairs = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
             recompute_between(loss.program, self._checkpoints)
         self.settle("minimize")
@@ -62,6 +62,6 @@ class RecomputeOptimizer(Settled, Wrapping):
         no_grad_set: Iterable[Any] | None = None,
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward and update of `loss`: (update operators, [(parameter, gradient)])."""
-        with all_or_nothing(builder_of(loss).block.program, startup_program):
+        with all_or_nothing(builder_of(loss).block.program, startup_program, self):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self._optimizer.apply_gradients(pairs), pairs
