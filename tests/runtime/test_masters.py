@@ -113,6 +113,25 @@ def test_a_checkpoint_keeps_the_bits_of_copies(tmp_path: Path):
         assert [world.step() for _ in range(3)] == expected
 
 
+@pytest.mark.parametrize("way", ["save", "state_dict"])
+def test_a_state_that_was_read_while_a_copy_had_yet_to_follow(way: str, tmp_path: Path):
+    world = World()
+    world.step()
+    with static.scope_guard(world.scope):
+        world.main.vars["w"].set_value(EIGHT)
+        if way == "save":
+            static.save(world.main, str(tmp_path / "net"))
+            static.load(world.main, str(tmp_path / "net"))
+        else:
+            world.main.set_state_dict(world.main.state_dict())
+    np.testing.assert_allclose(world.step(), 8 - 0.005, rtol=1e-6)
+    other = World()
+    if way == "save":
+        with static.scope_guard(other.scope):
+            static.load(other.main, str(tmp_path / "net"))
+        np.testing.assert_allclose(other.step(), 8 - 0.005, rtol=1e-6)
+
+
 def test_averages_in_place_of_parameters_leave_copies_alone():
     averages = []
     world = World(extra=lambda w: averages.append(static.ExponentialMovingAverage(0.9)) or averages[0].update())
