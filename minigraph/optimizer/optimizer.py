@@ -198,9 +198,8 @@ class Optimizer(FixedOnceUsed):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     update(g, p, grad, rate.times(g, factor))
-        updates = _lasting(self, program.ops[first:])
         self._shared.settle(program, self.grad_clip, self._groups)
-        return updates
+        return _lasting(self, program.ops[first:])
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""

@@ -153,6 +153,22 @@ def averaged() -> tuple[World, Any]:
     return world, made[0]
 
 
+def test_averages_in_place_are_what_another_program_trains():
+    world, average = averaged()
+    with unique_name.guard("other_"):
+        other = World()
+    other.scope = world.scope
+    with static.scope_guard(world.scope):
+        world.main.vars["w"].set_value(EIGHT)
+        assert [world.step(), other.step()] == pytest.approx([7.995, 7.99], rel=1e-6)
+        with average.apply():
+            mean = float(world.scope.read("w")[0, 0])
+            assert mean < 6
+            assert other.step() == pytest.approx(mean - 0.005, rel=5e-3)
+        assert other.step() == pytest.approx(7.985, rel=5e-3)
+        assert world.step() == pytest.approx(7.98, rel=5e-3)
+
+
 def test_a_training_goes_on_from_averages_that_stay_in_place():
     world, average = averaged()
     with static.scope_guard(world.scope):

@@ -75,7 +75,7 @@ def _may_lag(scope: Scope, name: str, master: str, seen: int) -> bool:
     Both of one call may not fit: a state that was read while the copy had yet to follow has both as they were.
     """
     at, of_master = scope.set_at.get(name, 0), scope.set_at.get(master, 0)
-    return scope.has(master) and (at > of_master or at == of_master > seen)
+    return scope.has(master) and (at > of_master or (at == of_master > seen and not _is_apart(scope, master)))
 
 
 def _follow(scope: Scope, name: str, master: str, other: str) -> None:
@@ -90,8 +90,12 @@ def _follow(scope: Scope, name: str, master: str, other: str) -> None:
 
 def _is_rounded(scope: Scope, master: str, value: np.ndarray) -> bool:
     """Whether `value` is the rounding of a copy, which then stays; unknown where processes have pieces of it."""
-    held = scope.arrays[master]
-    if isinstance(held, InPieces) and not held.scopes:
+    if _is_apart(scope, master):
         return False
     with np.errstate(over="ignore"):
         return scope.read(master).astype(value.dtype).tobytes() == value.tobytes()
+
+
+def _is_apart(scope: Scope, master: str) -> bool:
+    held = scope.arrays[master]
+    return isinstance(held, InPieces) and not held.scopes
