@@ -18,13 +18,15 @@ from minigraph.program.scope import Scope, global_scope
 class Averages:
     """Base of classes whose `means(scope)` are to be used in the place of the parameters `averaged`.
 
-    Float32 copies of 16-bit parameters are the means, too: what is trained or saved then goes on from there.
+    Float32 copies of 16-bit parameters are the means, too: what is trained or saved then goes on from there, and so do
+    copies that other programs have.
     """
 
     averaged: Any = ()  # {parameter: what is kept of it}
 
     def __init__(self) -> None:
         self._before: dict[str, np.ndarray] = {}
+        self._together: list[str] = []  # parameters and all their copies
         self._scope = global_scope()  # of which these are
 
     def means(self, scope: Scope) -> dict[Parameter, np.ndarray]:
@@ -58,12 +60,14 @@ class Averages:
         self._scope = scope = global_scope()
         try:
             with scope.lock, scope.turn.begin():
-                copies = _copies(scope, self.averaged)
+                masters = _masters(scope, self.averaged)
+                self._together = [*(p.name for p in self.averaged), *masters.values()]
+                copies = {p: name for p, name in masters.items() if getattr(scope.arrays[name], "scopes", True)}
                 means = self.means(scope)
                 values = {p.name: mean.astype(p.dtype) for p, mean in means.items()}
                 values |= {copies[p]: mean for p, mean in means.items() if p in copies}
                 self._before = {name: scope.read(name) for name in (*(p.name for p in self.averaged), *copies.values())}
-                _put(scope, values, "averages in place of parameters")
+                _put(scope, values, self._together, "averages in place of parameters")
         except BaseException:
             if self._before:
                 self._mark()
@@ -75,18 +79,21 @@ class Averages:
         self._scope.tear(self._before, "averages stand in the place of parameters, whose restore was interrupted")
 
     def _put_back(self) -> None:
-        _put(self._scope, self._before, "a restore of averages")
+        _put(self._scope, self._before, self._together, "a restore of averages")
         self._before = {}
 
 
-def _copies(scope: Scope, averaged: Collection[Variable]) -> dict[Variable, str]:
-    """The float32 copies of parameters, by name; without those that processes have in pieces, which nobody reads."""
+def _masters(scope: Scope, averaged: Collection[Variable]) -> dict[Variable, str]:
+    """The float32 copies of parameters, by name; those that processes have in pieces cannot be read, and stay."""
     programs = {p.program for p in averaged}
     masters = {p: copy.name for program in programs for p, copy in masters_of(program.ops).items() if p in averaged}
-    return {p: name for p, name in masters.items() if scope.has(name) and getattr(scope.arrays[name], "scopes", True)}
+    return {p: name for p, name in masters.items() if scope.has(name)}
 
 
-def _put(scope: Scope, values: dict[str, np.ndarray], what: str) -> None:
+def _put(scope: Scope, values: dict[str, np.ndarray], together: Collection[str], what: str) -> None:
+    """Set values; parameters and copies count as set `together`, so that copies of other programs follow."""
     with scope.replacing(values, what):
         for name, value in values.items():
             scope.take(name, value)
+        if values:
+            scope.were_set(together)

@@ -122,7 +122,7 @@ class Optimizer(FixedOnceUsed):
 
         found_inf   a bool variable: where it is true, a step changes neither parameters nor states
         grad_scale  a float variable that multiplies the gradients first, such as 1 / loss scale: inside the update,
-                    or in the gradient's own type before it where they are clipped or decay
+                    or before it where they are clipped or decay, rounded to their type
         """
         require(key in FLAGS.values(), f"there is no auxiliary variable {key!r}", UNKNOWN_ATTR)
         self._auxiliary_vars[key] = as_variable(var, key)

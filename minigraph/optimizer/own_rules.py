@@ -15,8 +15,9 @@ from .gradients import scaled
 
 
 def is_own(optimizer: Any) -> bool:
-    """Whether a user wrote the update of this optimizer."""
-    return not type(optimizer).append_update.__module__.startswith(f"{__package__}.")
+    """Whether a user wrote the update of this optimizer: in a class of one's own, or for this object alone."""
+    writer = next(c for c in type(optimizer).__mro__ if "append_update" in vars(c))
+    return "append_update" in vars(optimizer) or not writer.__module__.startswith(f"{__package__}.")
 
 
 def append_own(optimizer: Any, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
@@ -29,12 +30,12 @@ def append_own(optimizer: Any, g: Builder, param: Parameter, grad: Variable, lr:
         first = len(g.block.ops)
         optimizer.append_update(g, param, grad, lr)
         if "SkipUpdate" in flags:
-            _go_back(g, first, flags["SkipUpdate"])
+            go_back(g, first, flags["SkipUpdate"])
     finally:
         shared.flags = flags
 
 
-def _go_back(g: Builder, first: int, skip: Variable) -> None:
+def go_back(g: Builder, first: int, skip: Variable) -> None:
     """Let the states that operators from `first` on write be as before where `skip` is true."""
     ops, end = g.block.ops, len(g.block.ops)
     written = {v.name: v for op in ops[first:] for v in op.output_vars if v.persistable}

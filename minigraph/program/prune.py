@@ -33,17 +33,20 @@ def pruned_ops(
 def _beside(ops: Sequence[Operator], kept: Sequence[Operator]) -> set[Operator]:
     """Operators that step a state which others read that are kept: a loss scale, a count of runs, a running average.
 
-    Without them each run would read the same.
+    Without them each run would read the same. A running average goes with those of its batches that are computed.
     """
     read, stands = {name for op in kept for name in op.input_arg_names}, set(kept)
-    return {op for op in ops if op not in stands and not read.isdisjoint(_stepped(op))}
+    return {op for op in ops if op not in stands and not read.isdisjoint(_stepped(op, read))}
 
 
-def _stepped(op: Operator) -> list[str]:
-    """The states that an operator writes for those that read them. Parameters, which updates write, are chosen."""
+def _stepped(op: Operator, read: Collection[str]) -> list[str]:
+    """The states that an operator writes for those that read them. Parameters, which updates write, are chosen.
+
+    read  what operators read that are kept
+    """
     traits = op.opdef.traits
     if "statistic" in traits:
-        return op.output_arg_names
+        return op.output_arg_names if all(name in read for name in op.input_arg_names) else []
     if op.role != "optimize" or "optimizer" in traits:
         return []
     return [v.name for v in op.output_vars if v.persistable and not v.is_parameter]

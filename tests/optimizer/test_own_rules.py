@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -30,9 +32,25 @@ class Doubled(mg.optimizer.Momentum):
         super().append_update(g, param, grad * 2.0, lr)
 
 
+class Wrapped(mg.optimizer.Momentum):
+    """A rule that a decorator shows as the one that is there."""
+
+    @functools.wraps(mg.optimizer.Momentum.append_update)
+    def append_update(self, g, param, grad, lr):
+        Written.append_update(self, g, param, grad, lr)
+
+
+def of_one_object(rate, **more):
+    """A rule that one optimizer has, not its class."""
+    optimizer = mg.optimizer.Optimizer(rate, **more)
+    optimizer.append_update = functools.partial(Written.append_update, optimizer)
+    return optimizer
+
+
 RULES = {  # a user's rule, and what does the same
     "written": (Written, mg.optimizer.Momentum), "handed on": (Doubled, lambda rate, **more: mg.optimizer.Momentum(
         rate, rescale_grad=2.0, **more)),
+    "wrapped": (Wrapped, mg.optimizer.Momentum), "of one object": (of_one_object, mg.optimizer.Momentum),
 }  # fmt: skip
 WRAPPED = {
     "alone": lambda o: o,
@@ -79,3 +97,26 @@ def test_it_gives_what_the_rule_that_is_there_gives(rule, wrapped, way):
         assert np.isfinite(value).all()
         if "@GRAD@" not in name:
             np.testing.assert_allclose(own[name], value, rtol=5e-3, atol=5e-4, err_msg=name)
+
+
+def test_a_gradient_of_16_bits_is_divided_by_the_scale_in_float32():
+    """1 / 48000 has few bits left in float16, and 1 / 2**26 none."""
+
+    class Kept(mg.optimizer.Optimizer):
+        def append_update(self, g, param, grad, lr):
+            mg.assign(grad, output=param)
+
+    for scale in (48000.0, 2.0**26):
+        main, startup, scope = static.Program(), static.Program(), Scope()
+        with static.program_guard(main, startup), unique_name.guard():
+            w = static.create_parameter([4], "float16", name="w")
+            rule = Kept(RATE)
+            factor = static.data("factor", [1])
+            rule._set_auxiliary_var("grad_scale", factor)
+            rule.apply_gradients([(w, mg.assign(static.data("grad", [4], "float16")))])
+        exe, grad = static.Executor(), np.array([1, 3, 1000, 60000], "float16")
+        exe.run(startup, scope=scope)
+        feed = {"factor": np.array([1 / scale], "float32"), "grad": grad}
+        exe.run(main, feed, scope=scope)
+        expected = (grad.astype("float64") * np.float64(feed["factor"])).astype("float16")
+        np.testing.assert_array_equal(scope.read("w"), expected)

@@ -113,3 +113,23 @@ def test_a_value_alone_steps_nothing():
     exe.run(startup, scope=scope)
     exe.run(main, {"x": np.ones((4, 3), "float32")}, [y], scope=scope, use_prune=True)
     assert np.all(scope.read(norm._mean.name) > 0)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_average_of_batches_that_are_not_computed_stays(trains: bool):
+    """A generator trains with what a discriminator gives for its own batch; the real one is not fed."""
+    main, startup, scope = static.Program(), static.Program(), Scope()
+    with static.program_guard(main, startup), unique_name.guard():
+        z, real, norm = static.data("z", [None, 3]), static.data("real", [None, 3]), nn.BatchNorm1D(3)
+        hidden = nn.Linear(3, 3)(z)
+        loss, other = mg.mean(mg.square(norm(hidden) - 1.0)), mg.mean(norm(real))
+        minimized = mg.optimizer.SGD(0.1).minimize(loss) if trains else None
+    exe, batch = static.Executor(), np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+    exe.run(startup, scope=scope)
+    values = exe.run(main, {"z": batch}, [loss, hidden, *[minimized][:trains]], scope=scope, use_prune=not trains)
+    expected = values[1].astype("float64").mean(0) * (1 - 0.9)
+    np.testing.assert_allclose(scope.read(norm._mean.name), expected, rtol=1e-5, atol=1e-7)
+    feed = {"z": batch, "real": np.ones((4, 3), "float32")}
+    values = exe.run(main, feed, [loss, hidden, other, *[minimized][:trains]], scope=scope, use_prune=not trains)
+    both = (expected * 0.9 + values[1].astype("float64").mean(0) * 0.1) * 0.9 + 0.1
+    np.testing.assert_allclose(scope.read(norm._mean.name), both, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -113,12 +114,17 @@ def set_factor(w: Any) -> None:
     w.optimize_attr["learning_rate"] = 0.5
 
 
+def join_factor(w: Any) -> None:
+    w.optimize_attr |= {"learning_rate": 0.5}
+
+
 CHANGES: dict[str, Callable[[Any], None]] = {
     "trainable": lambda w: setattr(w, "trainable", False),
     "stop_gradient": lambda w: setattr(w, "stop_gradient", True),
     "regularizer": lambda w: setattr(w, "regularizer", L2Decay(0.1)),
     "need_clip": lambda w: setattr(w, "need_clip", False),
     "optimize_attr": set_factor,
+    "optimize_attr joined": join_factor,
     "optimize_attr anew": lambda w: setattr(w, "optimize_attr", {"learning_rate": 0.5}),
 }
 
@@ -148,6 +154,24 @@ def test_a_test_program_has_no_update_to_warn_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         own.trainable = False
+
+
+def test_a_copy_of_the_facts_of_a_parameter_is_a_dict_of_its_own():
+    w = minimized(mg.optimizer.SGD(0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for own in (copy.copy(w.optimize_attr), copy.deepcopy(w.optimize_attr)):
+            own["learning_rate"] = 0.5
+    assert w.optimize_attr == {"learning_rate": 1.0}
+
+
+def test_an_optimizer_is_decorated_for_one_program_after_another():
+    adam = mg.optimizer.Adam(0.1)
+    for _ in range(2):
+        with static.program_guard(static.Program(), static.Program()):
+            minimized(static.amp.decorate(adam, level="O2", dtype="bfloat16"))
+    with pytest.raises(ProgramError, match="multi_precision is set after minimize"):
+        static.amp.decorate(adam, level="O2", dtype="bfloat16", master_weight=False)
 
 
 def test_the_learning_rate_is_that_of_the_scope():

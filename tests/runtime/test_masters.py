@@ -113,6 +113,25 @@ def test_a_checkpoint_keeps_the_bits_of_copies(tmp_path: Path):
         assert [world.step() for _ in range(3)] == expected
 
 
+@pytest.mark.parametrize("way", ["save", "state_dict"])
+def test_a_state_that_was_read_while_a_copy_had_yet_to_follow(way: str, tmp_path: Path):
+    world = World()
+    world.step()
+    with static.scope_guard(world.scope):
+        world.main.vars["w"].set_value(EIGHT)
+        if way == "save":
+            static.save(world.main, str(tmp_path / "net"))
+            static.load(world.main, str(tmp_path / "net"))
+        else:
+            world.main.set_state_dict(world.main.state_dict())
+    np.testing.assert_allclose(world.step(), 8 - 0.005, rtol=1e-6)
+    other = World()
+    if way == "save":
+        with static.scope_guard(other.scope):
+            static.load(other.main, str(tmp_path / "net"))
+        np.testing.assert_allclose(other.step(), 8 - 0.005, rtol=1e-6)
+
+
 def test_averages_in_place_of_parameters_leave_copies_alone():
     averages = []
     world = World(extra=lambda w: averages.append(static.ExponentialMovingAverage(0.9)) or averages[0].update())
@@ -162,10 +181,9 @@ def test_a_checkpoint_of_averages_is_one_of_their_copies(tmp_path: Path):
     assert world.step() == pytest.approx(mean - 0.005, rel=1e-6)
 
 
-def trains_w(place: Any = None) -> tuple[World, World]:
+def trains_w(extra: Callable[[Any], Any] = lambda w: None, place: Any = None) -> tuple[World, World]:
     """Two worlds in one Scope, whose copies of w have names of their own."""
-    with unique_name.guard():
-        first = World()
+    first = World(extra=extra)
     second = World.__new__(World)
     second.main, startup, second.scope = static.Program("second"), static.Program(), first.scope
     with static.program_guard(second.main, startup), unique_name.guard("second_"):
@@ -186,11 +204,28 @@ def test_two_programs_train_one_parameter(place: Any, monkeypatch: pytest.Monkey
         pytest.skip("kernels on a CPU need g++")
     if place is not None:
         gpu_stub.installed(monkeypatch)
-    first, second = trains_w(place)
+    first, second = trains_w(place=place)
     first.exe.run(second.startup, scope=first.scope)
     first.exe.run(first.startup, scope=first.scope)
     found = [world.step() for world in (first, second, second, first, second, first, first)]
     np.testing.assert_allclose(found, 1 - 0.005 * np.arange(1, 8), rtol=1e-6)
+
+
+def test_averages_in_place_are_what_another_program_trains():
+    average = static.ExponentialMovingAverage(0.5)
+    world, other = trains_w(lambda w: average.update())
+    world.exe.run(other.startup, scope=world.scope)
+    world.exe.run(world.startup, scope=world.scope)
+    world.step()
+    with static.scope_guard(world.scope):
+        world.main.vars["w"].set_value(EIGHT)
+        assert [world.step(), other.step()] == pytest.approx([7.995, 7.99], rel=1e-6)
+        with average.apply():
+            mean = float(world.scope.read("w")[0, 0])
+            assert mean < 6
+            assert other.step() == pytest.approx(mean - 0.005, rel=5e-3)
+        assert other.step() == pytest.approx(7.985, rel=5e-3)
+        assert world.step() == pytest.approx(7.98, rel=5e-3)
 
 
 def test_the_startup_program_that_ran_last_gives_the_first_value():

@@ -63,7 +63,7 @@ class GradientMergeOptimizer(Settled):
         pairs = [(p, grad) for p, grad in params_grads if grad is not None]
         require(pairs, "there is no gradient to apply", NO_GRADIENT)
         program = pairs[0][0].program
-        with all_or_nothing(program, None), program.emitting("optimize"):
+        with all_or_nothing(program, None, self.inner_optimizer), program.emitting("optimize"):
             g, startup = Builder(program.global_block()), default_startup_program().global_block()
             begins, waits = self._turn(g, startup)
             factor = 1 / self.k_steps if self.avg else 1.0
@@ -78,7 +78,7 @@ class GradientMergeOptimizer(Settled):
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward, sums and update of `loss`: (update operators, [(parameter, gradient of one batch)])."""
         program = builder_of(loss).block.program
-        with all_or_nothing(program, startup_program):
+        with all_or_nothing(program, startup_program, self.inner_optimizer):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self.apply_gradients(pairs), pairs
 

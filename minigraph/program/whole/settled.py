@@ -54,6 +54,13 @@ class OptimizeAttr(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         self.update({key: value})
 
+    def __ior__(self, facts: Any) -> OptimizeAttr:
+        self.update(facts)
+        return self
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)  # a copy is nobody's
+
     def update(self, *facts: Any, **more: Any) -> None:
         before = dict(self)
         super().update(*facts, **more)

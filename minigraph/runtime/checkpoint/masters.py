@@ -56,9 +56,10 @@ def bring_up(scope: Scope, program: Program, masters: Mapping[str, str]) -> None
     What it writes is newer than copies of other programs, from now on.
     """
     known = _known.setdefault(scope, _Halves())
-    if scope.followed[program.origin] != scope.sets:
+    seen = scope.followed[program.origin]
+    if seen != scope.sets:
         for name, master in masters.items():
-            if master and scope.set_at.get(name, 0) > scope.set_at.get(master, 0) and scope.has(master):
+            if master and _may_lag(scope, name, master, seen):
                 _follow(scope, name, master, known.copies.get(name, ""))
         scope.followed[program.origin] = scope.sets
     if known.writer is None or known.writer() is not program.origin:
@@ -66,6 +67,15 @@ def bring_up(scope: Scope, program: Program, masters: Mapping[str, str]) -> None
         known.copies |= masters
         scope.were_set([name for pair in masters.items() for name in pair if name])
         scope.followed[program.origin] = scope.sets
+
+
+def _may_lag(scope: Scope, name: str, master: str, seen: int) -> bool:
+    """Whether a parameter was set later than its copy, or with it by a call that the program has not `seen`.
+
+    Both of one call may not fit: a state that was read while the copy had yet to follow has both as they were.
+    """
+    at, of_master = scope.set_at.get(name, 0), scope.set_at.get(master, 0)
+    return scope.has(master) and (at > of_master or (at == of_master > seen and not _is_apart(scope, master)))
 
 
 def _follow(scope: Scope, name: str, master: str, other: str) -> None:
@@ -80,8 +90,12 @@ def _follow(scope: Scope, name: str, master: str, other: str) -> None:
 
 def _is_rounded(scope: Scope, master: str, value: np.ndarray) -> bool:
     """Whether `value` is the rounding of a copy, which then stays; unknown where processes have pieces of it."""
-    held = scope.arrays[master]
-    if isinstance(held, InPieces) and not held.scopes:
+    if _is_apart(scope, master):
         return False
     with np.errstate(over="ignore"):
         return scope.read(master).astype(value.dtype).tobytes() == value.tobytes()
+
+
+def _is_apart(scope: Scope, master: str) -> bool:
+    held = scope.arrays[master]
+    return isinstance(held, InPieces) and not held.scopes
