@@ -61,9 +61,8 @@ def _(X, Shared, *, body, count):
                 "one operator for each data type")  # fmt: skip
     for k in range(len(X) // count):  # kernels read a list in one way
         pairs = list(zip(X[k * count : (k + 1) * count], (row[0].shape for row in rows), strict=True))
-        whole = all(x.shape == shape or x.size == -1 for x, shape in pairs)
-        require(whole or all(x.size in (1, -1) for x, _ in pairs),
-                f"x{k} has one element for some tensors, and more for others", hint="expand those of one element")  # fmt: skip
+        alike = all(x.shape == shape or x.size == -1 for x, shape in pairs) or all(x.size in (1, -1) for x, _ in pairs)
+        require(alike, f"x{k} has one element for some tensors, and more for others", hint="expand those of one")
     return ([t for column in zip(*rows, strict=True) for t in column],)
 
 

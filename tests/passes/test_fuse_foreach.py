@@ -46,8 +46,8 @@ def test_a_list_of_whole_tensors_and_of_numbers_is_refused(sizes):
     """Kernels read one number for each tensor of a list, or all elements of each."""
     made, body = Program(), ["y0 = elementwise_add(X=x0, Y=x1)"]
     with program_guard(made):
-        whole, other = ([mg.static.data(f"{of}{i}", s) for i, s in enumerate(of_all)]
-                        for of, of_all in (("a", [(4, 3), (3,)]), ("b", sizes)))  # fmt: skip
+        lists = ("a", [(4, 3), (3,)]), ("b", sizes)
+        whole, other = ([mg.static.data(f"{of}{i}", s) for i, s in enumerate(own)] for of, own in lists)
         block = made.global_block()
         with pytest.raises(ShapeError, match="x1 has one element for some tensors, and more for others"):
             OpBuilder(block).emit("foreach_elementwise", [*whole, *other], body=body, count=2)

@@ -142,8 +142,8 @@ def test_plans_in_which_what_reports_has_no_elements() -> None:
     """No kernel of it runs, but ranks that have elements tell each other of faults, and wait for the others."""
     main = mg.static.Program()
     with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
-        scores, labels, x = (mg.static.data(n, s, t) for n, s, t in
-                             [("s", [None, 5], "float32"), ("l", [None, 1], "int64"), ("x", [None], "float32")])  # fmt: skip
+        declared = ("s", [None, 5], "float32"), ("l", [None, 1], "int64"), ("x", [None], "float32")
+        scores, labels, x = (mg.static.data(*one) for one in declared)
         outs = mg.nn.functional.cross_entropy(scores, labels, reduction="none"), mg.exp(x)
     sizes = [(0, 3), (0, 4), (2, 4), (0, 5)]
     types = {n: main.vars[n].type for n in "slx"}
