@@ -87,7 +87,7 @@ class KeptPlans(OrderedDict[Any, RunnablePlan]):
         gone = [k for k in self if k[:-1] == program][:-left] if count > left else []
         for k in gone:
             del self[k]
-        if count == 1 and program in self.gone:
+        if count == 1 < there and program in self.gone:  # alone, after all went for lack of memory, it took no turn
             self.again += 1
             if self.again == WARNED_AFTER:
                 _warn_of_turns(self.again, [plan.seconds for k, plan in self.items() if k != key])

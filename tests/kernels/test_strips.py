@@ -238,6 +238,14 @@ def test_what_is_not_finite_through_bias_relu_and_mask():
     np.testing.assert_array_equal(found, np.zeros_like(plain))  # NaN times 0 would be NaN
 
 
+def test_relu_gives_no_negative_zero():
+    """A sum that is too small for a number is -0; what divides by relu's result then has the other infinity."""
+    a, b = np.zeros((64, 64), np.float32), np.full((64, 256), 1e-30, np.float32)
+    a[:, -1] = -1e-30
+    assert np.signbit(computed(a, b)).all()
+    assert not np.signbit(computed(a, b, epilogue=strips.ProductEpilogue(np.copy, relu=True))).any()
+
+
 @pytest.mark.parametrize(("bias", "mask"), [
     (np.ones(255, np.float32), None), (np.ones(256), None), (np.ones(512, np.float32)[::2], None),
     (None, np.ones((64, 16), np.uint8)), (None, np.ones((63, 32), np.uint8)), (None, np.ones((64, 32), np.int8)),

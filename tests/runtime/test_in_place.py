@@ -147,6 +147,20 @@ def test_lists_are_clipped_where_they_lie(optimizer):
     assert ran
 
 
+def test_lists_of_more_results_than_inputs_are_computed():
+    """The results beyond have no input over which they could be written."""
+    program, shapes = Program(), [(4, 3), (5,)]
+    g, block = Builder(program.global_block()), program.global_block()
+    xs = [block.create_var(f"x{i}", s, "float32", is_data=True) for i, s in enumerate(shapes)]
+    body = ["y0 = square(X=x0)", "y1 = elementwise_add(X=y0, Y=x0)"]
+    outs = g.emit("foreach_elementwise", [g.cumsum(x, axis=0) for x in xs], body=body, count=2)
+    feeds = {f"x{i}": np.random.default_rng(i).normal(size=s).astype("float32") for i, s in enumerate(shapes)}
+    found = Executor(mg.CUDAPlace(0)).run(program, feeds, [g.cumsum(v, axis=0).name for v in outs], scope=Scope())
+    sums = [np.cumsum(x.astype(float), axis=0) for x in feeds.values()]
+    for a, b in zip(found, [x * x for x in sums] + [x * x + x for x in sums], strict=True):
+        np.testing.assert_allclose(a, np.cumsum(b, axis=0), rtol=1e-5, atol=1e-5)
+
+
 def test_a_sum_of_gradients_is_added_up_in_place_by_the_product():
     program = Program()
     g = Builder(program.global_block())

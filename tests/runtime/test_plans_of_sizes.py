@@ -138,6 +138,21 @@ def test_plans_of_rows_and_columns() -> None:
     assert check_rows_and_columns()[ScheduleTemplate] > 2
 
 
+def test_plans_in_which_what_reports_has_no_elements() -> None:
+    """No kernel of it runs, but ranks that have elements tell each other of faults, and wait for the others."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
+        declared = ("s", [None, 5], "float32"), ("l", [None, 1], "int64"), ("x", [None], "float32")
+        scores, labels, x = (mg.static.data(*one) for one in declared)
+        outs = mg.nn.functional.cross_entropy(scores, labels, reduction="none"), mg.exp(x)
+    sizes = [(0, 3), (0, 4), (2, 4), (0, 5)]
+    types = {n: main.vars[n].type for n in "slx"}
+    feeds = [
+        {n: TensorType((m if n == "x" else k, *t.shape[1:]), t.dtype) for n, t in types.items()} for k, m in sizes
+    ]  # fmt: skip
+    check(main, [out.name for out in outs], feeds)
+
+
 def check_all() -> None:
     check_rows_and_columns()
     check_model("mlp", SIZES[:8])

@@ -165,7 +165,7 @@ def _take_over(schedule: Schedule, made: Sharing, position: int, step: Step) -> 
         for place, index in enumerate(flat([output])):
             if values[index].persistable:
                 continue
-            own = [named[place]] if isinstance(named, list) else flat([named])
+            own = named[place : place + 1] if isinstance(named, list) else flat([named])
             fitting = (i for i in (*own, *others) if i in free and values[i].type == values[index].type)
             source = next(fitting, None)
             if source is not None:

@@ -183,12 +183,12 @@ def add_vector(context, to, other):
 
 @intrinsic
 def positive_part(context, at):
-    """Of LANES numbers those below 0 become 0, and NaN stays; bits that say which of them are above."""
+    """Of LANES numbers those above 0 and NaN stay, others become 0, not -0; bits that say which are above."""
 
     def emit(context, builder, signature, values):
         v, zeros = Vectors(builder), ir.Constant(VECTOR, [0.0] * LANES)
         numbers = v.load(values[0])
-        v.store(builder.select(builder.fcmp_ordered("<", numbers, zeros), zeros, numbers), values[0])
+        v.store(builder.select(builder.fcmp_unordered(">", numbers, zeros), numbers, zeros), values[0])
         bits = builder.bitcast(builder.fcmp_ordered(">", numbers, zeros), ir.IntType(LANES))
         return builder.zext(bits, WORD)
 

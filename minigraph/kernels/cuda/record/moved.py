@@ -35,6 +35,7 @@ class Recording(NamedTuple):
     """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted.
 
     fault   the record of faults, of which a guard has no more than its address
+    wrong   what it would report, had it elements: no call of its reports; None where it never does
     """
 
     calls: list[tuple[Call, Sequence[Buffer]]]
@@ -42,6 +43,7 @@ class Recording(NamedTuple):
     scratch: list[Buffer]
     notes: list[str]
     fault: Buffer
+    wrong: str | None = None
 
 
 Earlier = dict[int, tuple[Any, Recording]]
@@ -133,7 +135,8 @@ class Repeats:
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
         touched: list[tuple[Call, Sequence[Buffer]]] = [(call, _roots([call])) for call in calls]
         if {id(b) for b in (*given, *scratch, *shared)}.issuperset([id(b) for _, roots in touched for b in roots]):
-            own = Recording(touched, given, scratch, notes, self.binder.fault)
+            wrong = self.binder.wrong.get(self.binder.step)
+            own = Recording(touched, given, scratch, notes, self.binder.fault, wrong)
             self.known[key], self.earlier[self.binder.step] = own, (key, own)
             self._touched.update((id(call), (call, roots)) for call, roots in touched)
 
@@ -158,6 +161,8 @@ class Repeats:
         places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in known.scratch}
         for text in known.notes:
             self.binder.note(text)
+        if known.wrong is not None:
+            self.binder.wrong[self.binder.step] = known.wrong
         copies = []
         for call, touched in known.calls:
             there = [places[id(b)] for b in touched]  # before `places` gets what shows them
