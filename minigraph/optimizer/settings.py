@@ -17,6 +17,7 @@ from minigraph.types import bfloat16, float16
 
 Check = Callable[[str, Any], Any]
 BUILT_IN = frozenset({"learning_rate", "regularization", "grad_clip", "multi_precision"})
+LOW_PRECISION = (float16, bfloat16)
 
 
 def check_of(optimizer: Any, key: str) -> Check:
@@ -56,7 +57,6 @@ class FixedOnceUsed(Settled):
         return "minimize" if fixed and self.__dict__.get("_rates") else ""
 
 
-LOW_PRECISION = (float16, bfloat16)
 def below_one(name: str, value: Any) -> float:
     """`value` as a float in [0, 1)."""
     return check_number(name, value, below=1)
