@@ -225,6 +225,27 @@ def test_machine_code_and_numpy_are_bit_equal(name, dtype, compiled, some_cores,
         np.testing.assert_array_equal(np.signbit(a)[a == a], np.signbit(b)[b == b])
 
 
+def test_machine_code_has_no_memory_of_its_own(compiled, monkeypatch):
+    """numba frees an array behind the last line that names it, though its address is in use: another thread got it."""
+    numba_memory = pytest.importorskip("numba.core.runtime")
+    inputs = [[a] if i != 2 else a for i, a in enumerate(inputs_of("sgd", (compiled.SHARE,)))]
+    step = OPS["fused_sgd"].cpu_kernel.for_arrays(*inputs, out=(inputs[0],), regularization_coeff=0.25)
+    given = list[int]()
+
+    def alone(threads, work, total, done):
+        given.append(sum(isinstance(a, np.ndarray) for a in work.args))  # numba keeps account of those, too
+        work(0)
+
+    monkeypatch.setattr(compiled, "together", alone)
+    numba_memory._nrt_python.memsys_enable_stats()
+    try:
+        before = numba_memory.rtsys.get_allocation_stats().alloc
+        step()
+        assert [numba_memory.rtsys.get_allocation_stats().alloc - before] == given
+    finally:
+        numba_memory._nrt_python.memsys_disable_stats()
+
+
 def run(loop, x):
     """What a loop writes that reads x."""
     written = np.zeros_like(x)

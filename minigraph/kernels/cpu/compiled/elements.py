@@ -69,8 +69,8 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
         if numbers.rows != listed:
             rows, listed = np.array(numbers.rows, np.int64), numbers.rows
         typed = np.array([n + change for n in numbers.sets], dtype).view(np.uint8)
-        room = BLOCK * dtype.itemsize if change != (1, 0) else 0
         threads = max(1, min(cores(), most))
+        room = np.empty((threads, BLOCK * dtype.itemsize if change != (1, 0) else 0), np.uint8)
         turns = np.zeros((threads + 1) * LINE, np.int64)
         own = partial(work, address, table, ends, rows, typed, room, next(ways), turns)
         own.arrays = columns  # type: ignore[attr-defined]  # machine code has only their addresses
@@ -88,7 +88,8 @@ def handed_out() -> Callable[..., int]:
     ends      int64 [arrays]: the sums of their sizes up to each
     rows      int64 [arrays]: which row of `numbers` is for each
     numbers   the bytes of [sets, numbers of the loop + 2]: the last are those of `change`
-    room      bytes that `change` needs; 0 where it is (1, 0)
+    room      bytes that `change` needs for each thread; none where it is (1, 0). They are the caller's: numba frees an
+              array of its own behind the last line that names it, though its address is still in use
     backward  whether the last block comes first
     turns     int64: for each thread how many blocks of its share have been begun; last, how many elements are done
     me        which share comes first
@@ -96,8 +97,7 @@ def handed_out() -> Callable[..., int]:
 
     def work(address, table, ends, rows, numbers, room, backward, turns, me):
         threads, size, passed, done = turns.size // LINE - 1, ends[-1], 0, 0
-        scratch = np.empty(room, np.uint8)
-        changed = scratch.ctypes.data if room > 0 else 0
+        changed = room[me].ctypes.data if room.size > 0 else 0
         while passed < threads:
             owner = (me + passed) % threads
             begin, end = size * owner // threads, size * (owner + 1) // threads
@@ -119,7 +119,7 @@ def handed_out() -> Callable[..., int]:
 
     words, word = types.int64[::1], types.int64
     pairs, bytes_ = types.int64[:, ::1], types.uint8[:, ::1]
-    return kept(njit, word(word, pairs, words, words, bytes_, word, types.boolean, words, word), nogil=True)(work)
+    return kept(njit, word(word, pairs, words, words, bytes_, bytes_, types.boolean, words, word), nogil=True)(work)
 
 
 @cache
