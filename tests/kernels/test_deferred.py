@@ -5,12 +5,21 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from minigraph.kernels.interrupts import deferred
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_terminal() -> Iterator[None]:
+    """A process that a shell starts in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_comes_at_the_end_of_the_block() -> None:
