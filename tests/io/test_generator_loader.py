@@ -108,7 +108,7 @@ def test_values_that_a_variable_cannot_hold_are_refused():
                 list(loader())
 
 
-def test_a_loader_that_is_dropped_in_the_middle_ends_its_thread():
+def test_a_loader_that_is_dropped_in_the_middle_ends_its_thread(frozen):
     """Its thread kept the program, which kept the loader: 500 of them left 500 threads."""
 
     def begun() -> set[int]:

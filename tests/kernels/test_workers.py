@@ -37,6 +37,7 @@ def test_a_call_that_was_cancelled_never_begins() -> None:
     assert done == [0, 2]
 
 
+@pytest.mark.usefixtures("frozen")
 def test_threads_end_with_their_helpers() -> None:
     before = serving()
     threads = Workers()

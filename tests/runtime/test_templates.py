@@ -25,6 +25,7 @@ from minigraph.types import TensorType, float32
 from tests.runtime.test_memory import check_memory
 from tests.runtime.test_repeats import facts
 from tests.runtime.test_resized import PLACED, check_plans
+from tests.support.grades import graded
 
 SIZES = {"mlp": (256, 100, 3, 48, 77, 8, 200, 1, 64, 129, 4, 31), "block": (1024, 429, 17, 301, 230)}
 
@@ -95,7 +96,9 @@ def check_two_sizes() -> Counter[bool]:
     return check_plans_of(main, out.name, [{"x": TensorType(both, float32)} for both in sizes], tf32=False)
 
 
-@pytest.mark.parametrize(("model", "tf32"), [("mlp", False), ("mlp", True), ("block", True)])
+@pytest.mark.parametrize(
+    ("model", "tf32"), graded([("mlp", False), ("mlp", True), ("block", True)], now=lambda model, tf32: model == "mlp")
+)
 def test_plans_of_many_sizes_are_as_if_each_were_alone(model, tf32):
     hits = check_model(model, SIZES[model], tf32)
     assert hits[True] > 20, "many operators are not bound anew"
@@ -190,7 +193,7 @@ def test_a_label_that_is_no_class_is_told_of_at_sizes_from_templates(stub):
         exe.run(program, {"x": np.ones((n, 6), np.float32), "y": label % 5}, [loss], scope=scope)
 
 
-def test_no_symbol_outlives_its_plans(stub):
+def test_no_symbol_outlives_its_plans(stub, frozen):
     """Else a cache that knows it would take it for a size of another program."""
     assert check_model("block", (64, 32, 48, 17))[True]
     with mg.static.program_guard(mg.static.Program(), mg.static.Program()):

@@ -51,7 +51,7 @@ def test_feeds_of_sizes_that_were_there_are_checked_no_more(monkeypatch):
     assert found.shape == (3, 4)
 
 
-def test_of_many_sizes_the_one_that_was_not_used_for_longest_goes(monkeypatch):
+def test_of_many_sizes_the_one_that_was_not_used_for_longest_goes(monkeypatch, frozen):
     main, scope, out = scaled()
     exe = static.Executor(mg.CPUPlace())
     monkeypatch.setattr(executor, "PLANS_KEPT", 2)

@@ -23,7 +23,7 @@ NUDGES = 3
 TOLERANCE = 1e-10
 
 
-@pytest.mark.parametrize("first", graded(range(0, SEEDS, 10), now=lambda first: first in (0, 40)))
+@pytest.mark.parametrize("first", graded(range(0, SEEDS, 10), now=lambda first: first == 0))
 def test_random_programs_agree(first):
     for seed in range(first, first + 10):
         case = random_control(seed)
@@ -34,7 +34,7 @@ def test_random_programs_agree(first):
         same(expected, fuzz.run(case, parse(case.text)), f"seed {seed} from its text")
 
 
-@pytest.mark.parametrize("first", graded(range(0, PROGRAMS, CHUNK), now=lambda first: first < 2 * CHUNK))
+@pytest.mark.parametrize("first", graded(range(0, PROGRAMS, CHUNK), now=lambda first: first < CHUNK))
 def test_rounding_decides_nothing(first):
     """A GPU rounds in other places, which must not lead it into other branches."""
     for seed in range(first, first + CHUNK):
