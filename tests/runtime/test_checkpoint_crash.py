@@ -353,6 +353,21 @@ def test_a_lock_with_bytes_in_it_is_a_file_of_somebody_else(tmp_path: Path) -> N
     assert (tmp_path / "m.lock").read_text() == "kept"
 
 
+def test_a_lock_that_is_gone_each_time_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that does not show what was made on it."""
+    saved(tmp_path)
+    monkeypatch.setattr(storage, "LOCK_TRIES", 50)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "_is_still", lambda path, descriptor: False)
+        trained, mine = Trained(), tmp_path / "x"
+        for action in (lambda: trained.save(tmp_path / "m", NEW), lambda: mg.save({"a": np.ones(2)}, mine)):
+            with pytest.raises(ProgramError, match="cannot (lock|write) .*: it is gone each time that it was made"):
+                action()
+    assert Trained().loaded(tmp_path / "m") == OLD
+    assert not storage._locks and not mine.exists()
+    trained.save(tmp_path / "m", NEW)
+
+
 def test_a_lock_that_cannot_be_freed_is_no_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network disk: an error of `save` says that the state before is still there."""
     trained, lock = Trained(), fcntl.flock
