@@ -21,7 +21,7 @@ from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
 from .blocks.block_numbers import sub_programs
-from .changes import Ops, Vars, check_has_no_gradient, rename_variable
+from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
@@ -180,14 +180,11 @@ class Block(PartOfProgram):
     def add_op(self, op: Operator) -> Operator:
         """Put a prepared operator at the end."""
         program = self.program
-        if program.parent is not None and program.is_closed:
-            check_has_no_gradient(self)
         op.number = program.numbered
         if "control" in op.opdef.traits:
             for _, _, sub in sub_programs([op]):
                 sub.parent = sub.parent or program
-        op.seal()
-        list.append(self.ops, op)  # nothing else changes
+        self.ops.add(op)
         program.numbered += 1
         program.version += 1
         return op

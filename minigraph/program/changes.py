@@ -46,6 +46,13 @@ class Ops(list[Any]):
         self.become(after)
         return self if method in (list.__iadd__, list.__imul__) else result
 
+    def add(self, op: Operator) -> None:
+        """Put a checked operator of this Block at the end: nothing else changes."""
+        if self.block.program.is_closed:
+            check_has_no_gradient(self.block)
+        op.seal()
+        list.append(self, op)
+
     def become(self, after: Sequence[Operator]) -> None:
         """Let these be the operators, if they are fit to be."""
         check_has_no_gradient(self.block)

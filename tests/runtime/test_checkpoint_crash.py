@@ -384,7 +384,7 @@ def test_a_lock_that_is_gone_each_time_is_an_error(tmp_path: Path, monkeypatch: 
         patched.setattr(storage, "_is_still", lambda path, descriptor: False)
         trained, mine = Trained(), tmp_path / "x"
         for action in (lambda: trained.save(tmp_path / "m", NEW), lambda: mg.save({"a": np.ones(2)}, mine)):
-            with pytest.raises(ProgramError, match="cannot (lock|write) .*: it is gone each time that it was made"):
+            with pytest.raises(ProgramError, match=r"cannot (lock|write) .*: it is gone each time that it was made"):
                 action()
     assert Trained().loaded(tmp_path / "m") == OLD
     assert not storage._locks and not mine.exists()
