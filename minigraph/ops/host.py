@@ -56,7 +56,7 @@ def _(g, X, Out, Out_grad, *, function, types, kept, backward, skipped):
 def _checked(name: str, i: int, value: Any, wanted: TensorType) -> np.ndarray:
     """A value as an array; it must have the type that was declared."""
     require(value is not None, f"result {i} of {name} is None, wanted is {wanted}", KernelError)
-    array = np.asarray(value)
+    array = np.array(value)  # a copy: the function may fill its own array anew in its next call
     if array.dtype != wanted.dtype and not isinstance(value, np.ndarray):  # numbers and lists have no type
         array = array.astype(wanted.dtype)
     found = TensorType(array.shape, array.dtype)

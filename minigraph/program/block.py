@@ -184,8 +184,7 @@ class Block(PartOfProgram):
         if "control" in op.opdef.traits:
             for _, _, sub in sub_programs([op]):
                 sub.parent = sub.parent or program
-        op.seal()
-        list.append(self.ops, op)  # nothing else changes
+        self.ops.add(op)
         program.numbered += 1
         program.version += 1
         return op

@@ -17,7 +17,7 @@ from minigraph.errors import MinigraphError, ProgramError, require, shortened
 from minigraph.errors.kinds import UNKNOWN_NAME
 
 from . import unique_name
-from .blocks.block_numbers import stand_ins
+from .blocks.block_numbers import stand_ins, sub_programs
 from .variable import Variable
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ LIST_CHANGES = (
     "__delitem__", "__iadd__", "__imul__", "__setitem__", "append", "clear", "extend", "insert", "pop", "remove",
     "reverse", "sort",
 )  # fmt: skip
+BEFORE_BACKWARD = "change the program before append_backward or minimize, or in a clone(for_test=True)"
 DICT_CHANGES = ("__delitem__", "__ior__", "__setitem__", "clear", "pop", "popitem", "setdefault", "update")
 
 
@@ -45,8 +46,16 @@ class Ops(list[Any]):
         self.become(after)
         return self if method in (list.__iadd__, list.__imul__) else result
 
+    def add(self, op: Operator) -> None:
+        """Put a checked operator of this Block at the end: nothing else changes."""
+        if self.block.program.is_closed:
+            check_has_no_gradient(self.block)
+        op.seal()
+        list.append(self, op)
+
     def become(self, after: Sequence[Operator]) -> None:
         """Let these be the operators, if they are fit to be."""
+        check_has_no_gradient(self.block)
         before = {id(op) for op in self}
         for op in after:
             if getattr(op, "block", None) is not self.block:
@@ -230,8 +239,22 @@ def _check_no_gradient(op: Operator) -> None:
     linked = op.forward is not None or any(other.forward is op for other in op.block.ops)
     require(
         not linked, f"{op.type} and its gradient would no longer belong together", ProgramError,
-        "change the program before append_backward or minimize, or in a clone(for_test=True)",
+        BEFORE_BACKWARD,
     )  # fmt: skip
+    check_has_no_gradient(op.block)
+
+
+def check_has_no_gradient(block: Block) -> None:
+    """No operator around this block of a branch or loop has a gradient, which computes with a copy of the block."""
+    inner = block.program
+    while (outer := inner.parent) is not None:
+        for op in [op for op, _, sub in sub_programs(outer.ops) if sub is inner]:
+            linked = op.forward is not None or any(other.forward is op for other in outer.ops)
+            require(
+                not linked, f"{inner.name} is a block of {op.type}, whose gradient would be that of the block before",
+                ProgramError, BEFORE_BACKWARD,
+            )  # fmt: skip
+        inner = outer
 
 
 def _refuse_slots() -> NoReturn:

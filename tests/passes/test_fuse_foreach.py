@@ -55,6 +55,23 @@ def test_a_list_of_whole_tensors_and_of_numbers_is_refused(sizes):
         OpBuilder(block).emit("foreach_elementwise", [*whole, *ones], body=body, count=2)
 
 
+@pytest.mark.parametrize("again", [1, 2])
+def test_a_value_inside_that_is_written_again_later_is_refused(again):
+    """It has two values, and the second one stays."""
+    made, fed = Program(), np.arange(3, dtype="f4")
+    with program_guard(made):
+        xs = [mg.static.data(f"x{i}", [3]) for i in range(2)]
+        inner = [mg.scale(x, 2.0) for x in xs]
+        outs = [mg.scale(v, 3.0) for v in inner]
+        for v in inner[:again]:
+            mg.assign(xs[0][::-1], output=v)
+        last = mg.scale(inner[0], 5.0)
+    compiled = CompiledProgram(made, BuildStrategy(**ON))
+    found = mg.static.Executor().run(compiled, {"x0": fed, "x1": fed + 1}, [*outs, last])
+    np.testing.assert_array_equal(found, [fed * 6, (fed + 1) * 6, fed[::-1] * 5])
+    assert f"{inner[0].name} is written again" in str(compiled.explain())
+
+
 def test_functions_of_lists_are_few_operators():
     assert types(check_same(momentum_by_lists())) == ["foreach_p_norm", "foreach_elementwise", "foreach_elementwise"]
 

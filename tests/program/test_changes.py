@@ -127,6 +127,79 @@ def test_attributes_stay_as_their_gradients_are():
     test.ops[0].attrs["scale"] = 3.0
 
 
+def in_a_block(kind: str) -> tuple[Any, Any, Any]:
+    """A program that squares what a branch or loop makes of x by scale and tanh; x and the sum of the squares."""
+    main = static.Program("main")
+    with static.program_guard(main, static.Program()), unique_name.guard():
+        x = static.data("x", [2, 3])
+        x.stop_gradient = False
+
+        def body(h: Any) -> Any:
+            return mg.tanh(mg.scale(h, 2.0))
+
+        def nested(h: Any) -> Any:
+            return static.nn.cond(mg.sum(h) > -9, lambda: body(h), lambda: h)
+
+        inside = nested if kind == "a branch in a branch" else body
+        if kind == "a loop":
+            count = mg.full([], 0, "int64")
+            y = static.nn.while_loop(lambda i, h: i < 2, lambda i, h: [i + 1, body(h)], [count, x])[1]
+        else:
+            y = static.nn.cond(mg.sum(x) > -9, lambda: inside(x), lambda: x)
+        loss = mg.sum(y * y)
+    return main, x, loss
+
+
+def operators(main: Any, type: str) -> list[Any]:
+    """The operators of a type in the blocks of a program."""
+    return [op for block in main.blocks[1:] for op in list(block.ops) if op.type == type]
+
+
+IN_BLOCKS: dict[str, Callable[[Any], Any]] = {
+    "an attribute": lambda op: op._set_attr("scale", 3.0),
+    "an input": lambda op: op._rename_input(op.input("X")[0], op.output("Out")[0]),
+    "an operator less": lambda op: op.block.ops.remove(op),
+    "an operator more": lambda op: op.block.append_op("scale", {"X": op.output("Out")}, {"Out": op.output("Out")}, {}),
+    "an operator between": lambda op: op.block._insert_op(
+        1, type="scale", inputs={"X": op.output("Out")}, outputs={"Out": op.output("Out")}, attrs={"scale": 3.0}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", IN_BLOCKS)
+@pytest.mark.parametrize("kind", ["a branch", "a loop", "a branch in a branch"])
+def test_a_block_stays_as_its_gradient_is(kind: str, change: str):
+    main, x, loss = in_a_block(kind)
+    with static.program_guard(main, static.Program()):
+        (grad,) = static.gradients(loss, x)
+    before, exe = str(main), static.Executor()
+    value = exe.run(main, ONES, [loss, grad])
+    first, *copies = (op for op in operators(main, "scale") if op.attrs["scale"] == 2.0)
+    with says(ProgramError, "is a block of (cond|while_loop), whose gradient", "before append_backward"):
+        IN_BLOCKS[change](first)
+    for op in copies:  # of the gradient's block
+        with pytest.raises(ProgramError):
+            IN_BLOCKS[change](op)
+    assert str(main) == before
+    assert [a.tobytes() for a in exe.run(main, ONES, [loss, grad])] == [a.tobytes() for a in value]
+
+
+@pytest.mark.parametrize("kind", ["a branch", "a loop", "a branch in a branch"])
+def test_a_program_that_ran_sees_a_changed_block(kind: str):
+    main, x, loss = in_a_block(kind)
+    exe = static.Executor()
+    exe.run(main, ONES, [loss])
+    (scaled,) = (op for op in operators(main, "scale") if op.attrs["scale"] == 2.0)
+    scaled.attrs["scale"] = 3.0
+    once = np.tanh(1.5)
+    expected = np.tanh(3 * once) if kind == "a loop" else once
+    np.testing.assert_allclose(exe.run(main, ONES, [loss])[0], 6 * expected**2, rtol=1e-6)
+    with static.program_guard(main, static.Program()):
+        (grad,) = static.gradients(loss, x)
+    slope = 2 * expected * (1 - expected**2) * 3 * (3 * (1 - once**2) if kind == "a loop" else 1)
+    np.testing.assert_allclose(exe.run(main, ONES, [grad])[0], np.full((2, 3), slope), rtol=1e-5)
+
+
 def test_a_learning_rate_that_is_set_reaches_a_startup_program_that_ran():
     main, startup = static.Program(), static.Program()
     with static.program_guard(main, startup):

@@ -28,6 +28,7 @@ from tests.support.checkpoints import FILES, FailingDisk, ForgetfulDisk, Trained
 from tests.support.grades import checkered, graded
 
 OLD, NEW, NEXT = 3, 4, 5
+ERRORS = errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.ENOENT
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +130,7 @@ def test_a_crash_between_any_two_calls(tmp_path: Path, before: Callable[[Path], 
 @pytest.mark.parametrize(
     ("before", "number"),
     graded(
-        ((before, number) for before in BEFORE for number in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)),
+        ((before, number) for before in BEFORE for number in ERRORS),
         now=lambda before, number: before is saved or number == errno.ENOSPC,
     ),
     ids=lambda x: errno.errorcode[x] if isinstance(x, int) else x.__name__,
@@ -161,6 +162,28 @@ def test_an_error_of_any_call(tmp_path: Path, before: Callable[[Path], None], nu
         assert trained.loaded(folder / "m") == NEXT
         assert names(folder) == FILES
     assert kinds >= {"error", "warning"}
+
+
+def test_a_manifest_that_is_not_seen_for_a_moment_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a disk of the network says so of a name that it lists: the save must not sweep what it names."""
+    committed(tmp_path)
+    trained, real, missed = Trained(), storage.open_file, list[str]()
+
+    def open_file(path: str) -> int:
+        if path.endswith(".manifest") and not missed:
+            missed.append(path)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return real(path)
+
+    monkeypatch.setattr(storage, "open_file", open_file)
+    disk = FailingDisk(at=1, error=errno.ENOSPC)
+    disk.COUNTED = ("write",)
+    assert "No space left" in (error_of(lambda: with_disk(disk, lambda: trained.save(tmp_path / "m", NEW))) or "")
+    assert missed and trained.loaded(tmp_path / "m") == OLD
+    trained.save(tmp_path / "m", NEXT)
+    assert trained.loaded(tmp_path / "m") == NEXT and names(tmp_path) == FILES
 
 
 @pytest.mark.parametrize(
@@ -351,6 +374,21 @@ def test_a_lock_with_bytes_in_it_is_a_file_of_somebody_else(tmp_path: Path) -> N
     (tmp_path / "m.lock").write_text("kept")
     Trained().save(tmp_path / "m", NEW)
     assert (tmp_path / "m.lock").read_text() == "kept"
+
+
+def test_a_lock_that_is_gone_each_time_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that does not show what was made on it."""
+    saved(tmp_path)
+    monkeypatch.setattr(storage, "LOCK_TRIES", 50)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "_is_still", lambda path, descriptor: False)
+        trained, mine = Trained(), tmp_path / "x"
+        for action in (lambda: trained.save(tmp_path / "m", NEW), lambda: mg.save({"a": np.ones(2)}, mine)):
+            with pytest.raises(ProgramError, match=r"cannot (lock|write) .*: it is gone each time that it was made"):
+                action()
+    assert Trained().loaded(tmp_path / "m") == OLD
+    assert not storage._locks and not mine.exists()
+    trained.save(tmp_path / "m", NEW)
 
 
 def test_a_lock_that_cannot_be_freed_is_no_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,19 @@ def test_a_state_that_a_scheduler_refuses(tmp_path: Path, monkeypatch: pytest.Mo
         assert training.rate.state_dict() == state
 
 
+@pytest.mark.parametrize("first", [np.inf, -np.inf, np.nan])
+def test_a_plateau_goes_on_from_a_loss_that_overflowed(tmp_path: Path, first: float) -> None:
+    training = Training(OPTIMIZERS["SGD"], lambda: lr.ReduceOnPlateau(0.1, patience=1))
+    training.rate.step(np.array([first], "f4"))
+    training.save(tmp_path / "m")
+    state = training.rate.state_dict()
+    training.rate.step(0.5)
+    training.load(tmp_path / "m")
+    assert repr(training.rate.state_dict()) == repr(state)
+    with pytest.raises(AttrError, match="best must be a number or None, is True"):
+        training.rate.set_state_dict(state | {"best": True})
+
+
 @pytest.mark.parametrize("wrong", [{"last_epoch": "3"}, {"last_epoch": -2}, {"last_lr": float("nan")}, {"last_lr": []}])
 def test_states_of_a_wrong_type(wrong: dict[str, Any]) -> None:
     for scheduler in (lr.StepDecay(0.1, 3), warm_cosine()):

@@ -120,6 +120,81 @@ def test_what_it_returns_must_be_what_was_declared(what):
     assert "test_host_functions.py" in str(caught.value)
 
 
+def counter(value=0.0):
+    """A state of one element."""
+    state = main().global_block().create_var("count", [1], "float64", persistable=True)
+    mg.static.global_scope().write("count", np.full(1, value))
+    return state
+
+
+WRITERS = {
+    "a function": lambda count: py_func(lambda a: a + 1, count, count),
+    "a function in a branch": lambda count: mg.static.nn.cond(
+        mg.sum(count) >= 0, lambda: py_func(lambda a: a + 1, count, count), lambda: count * 1.0
+    ),
+    "a branch": lambda count: mg.static.nn.cond(
+        mg.sum(count) >= 0, lambda: count + 1, lambda: count
+    ).block.ops[-1]._rename_output(main().ops[-1].output("Out")[0], "count"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:program .* calls")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_state_that_the_host_decides_stays(writer, on_gpu, compiled, request):
+    place = mg.CUDAPlace(0) if on_gpu and request.getfixturevalue("stub") else None
+    count = counter()
+    WRITERS[writer](count)
+    later = count * 10.0
+    mg.assign(count * 2.0, output=count)
+    program = mg.static.CompiledProgram(main(), mg.static.BuildStrategy.all()) if compiled else None
+    expected = 0.0
+    for _ in range(3):
+        found = run([later, count], {}, program, place)
+        np.testing.assert_array_equal(found, [[(expected + 1) * 10], [(expected + 1) * 2]])
+        expected = (expected + 1) * 2
+        assert mg.static.global_scope().read("count") == expected
+
+
+@pytest.mark.filterwarnings("ignore:program .* calls")
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_state_that_a_function_wrote_is_as_before_where_a_later_one_fails(on_gpu, request):
+    place, failing = mg.CUDAPlace(0) if on_gpu and request.getfixturevalue("stub") else None, [False]
+
+    def may_fail(a):
+        if failing[0]:
+            raise ValueError("it fails")
+        return a
+
+    count = counter()
+    py_func(lambda a: a + 1, count, count)
+    py_func(may_fail, count, made("late", [1]))
+    for wanted in (1, 1, 2):
+        if failing[0]:
+            with pytest.raises(ValueError, match="it fails"):
+                run([count], {}, place=place)
+        else:
+            run([count], {}, place=place)
+        assert mg.static.global_scope().read("count") == wanted
+        failing[0] = not failing[0]
+
+
+def test_a_function_may_fill_its_array_anew():
+    own = np.zeros(1)
+
+    def tenfold(a):
+        own[...] = a * 10
+        return own
+
+    one, two = (py_func(tenfold, mg.full([1], k), made(f"out{k}", [1])) for k in (1.0, 2.0))
+    count = counter()
+    py_func(tenfold, mg.full([1], 3.0), count)
+    np.testing.assert_array_equal(run([one + two, one, two, count], {}), [[30], [10], [20], [30]])
+    own[...] = -1
+    assert mg.static.global_scope().read("count") == 30
+
+
 def test_wrong_arguments_are_refused():
     x = live()
     for call, fact in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,7 +79,8 @@ class ReduceOnPlateau(LRScheduler):
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         best = state_dict.get("best") if isinstance(state_dict, Mapping) else None
-        check("best", best, best is None or is_number(best), "a number or None")
+        known = best is None or (isinstance(best, numbers.Real) and not isinstance(best, bool))  # an infinite loss, too
+        check("best", best, known, "a number or None")
         super().set_state_dict(state_dict)
 
     set_dict = set_state_dict

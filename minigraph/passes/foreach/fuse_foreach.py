@@ -105,6 +105,8 @@ def _checked(chain: Chain) -> ChainKind:
     for v in writes:
         newer = v.next_version
         refuse_unless(newer is None or newer.producer not in chain.inside, "{} is written twice", v.name)
+    for v in [v for op in chain.ops for v in op.output_vars if v not in writes]:
+        refuse_unless(v.next_version is None, "{} is written again", v.name)
     if chain.ops[0].role != "optimize":
         _leave_to_fuse_elementwise(chain)
     names = _names(chain, range(len(reads)))

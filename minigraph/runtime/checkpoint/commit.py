@@ -65,12 +65,11 @@ def commit(path: str, state_of: Callable[[str], State]) -> None:
 
 def _commit_alone(path: str, folder: str, state_of: Callable[[str], State]) -> OSError | None:
     """What `commit` does while it holds the lock; returns why step 3 failed."""
-    before, known = _current(path)
+    before = _current(path)
     try:
         if before is not None:
             _finish(path, before)
-        if known:
-            _sweep(path, folder, before)
+        _sweep(path, folder, before)
     except OSError as problem:
         raise storage.problem_with("tidy up", folder, problem) from None
     token = secrets.token_hex(8)
@@ -79,9 +78,9 @@ def _commit_alone(path: str, folder: str, state_of: Callable[[str], State]) -> O
     try:
         _write(path, folder, made, state.files)
     except BaseException as problem:
-        current, known = _current(path)
+        current = _current(path)
         done = current is not None and current.token == token
-        if known and not done:
+        if not done:
             _try_to_sweep(path, folder, current)
         if not done or not isinstance(problem, ProgramError):
             raise
@@ -114,19 +113,17 @@ def _write(path: str, folder: str, manifest: Manifest, files: Mapping[str, Packe
         raise storage.problem_with("write", at, problem) from None
 
 
-def _current(path: str) -> tuple[Manifest | None, bool]:
-    """The manifest of the current state, None where there is none; and whether that is known."""
+def _current(path: str) -> Manifest | None:
+    """The manifest of the current state, None where there is none or it cannot be read."""
     at = plain(path, MANIFEST)
     try:
         descriptor = storage.open_file(at)
-    except FileNotFoundError:
-        return None, True
     except OSError:
-        return None, False
+        return None
     try:
-        return parsed(at, storage.read_whole(descriptor, LIMIT)), True
-    except (OSError, ProgramError):  # it cannot be loaded either; its files stay until there is another one
-        return None, False
+        return parsed(at, storage.read_whole(descriptor, LIMIT))
+    except (OSError, ProgramError):
+        return None
     finally:
         os.close(descriptor)
 
@@ -142,9 +139,14 @@ def _finish(path: str, manifest: Manifest) -> None:
 
 
 def _sweep(path: str, folder: str, current: Manifest | None) -> None:
-    """Remove what crashes left, also under the names that former versions of minigraph gave."""
-    token = current.token if current is not None else None
-    for name in storage.names_in(folder):
+    """Remove what crashes left, also under the names that former versions of minigraph gave.
+
+    Where a manifest is there that could not be read, nobody knows which files it names: all stay.
+    """
+    token, names = current.token if current is not None else None, storage.names_in(folder)
+    if current is None and os.path.basename(plain(path, MANIFEST)) in names:
+        return
+    for name in names:
         own, process = token_of(path, name), former_saver(path, name)
         if (own is not None and own != token) or (process is not None and not storage.lives(process)):
             storage.remove(os.path.join(folder, name))

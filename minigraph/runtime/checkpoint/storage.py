@@ -22,6 +22,7 @@ from .paths import shown
 
 PIECE = 64 << 20  # bytes of one call: an interrupt is seen between two
 
+LOCK_TRIES = 10_000  # somebody else saves between two of them
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _locks: dict[Any, int] = {}  # (thread, device, number) of the lock files that threads hold or wait for -> descriptor
@@ -152,7 +153,7 @@ def locked(path: str) -> Iterator[None]:
     The file is there while somebody holds the lock; one that a crash left is taken over. An interrupt at any instant
     leaves no lock behind. Errors: ProgramError where this thread has the lock, around the signal handler that asks.
     """
-    while True:
+    for _ in range(LOCK_TRIES):
         descriptor = os.open(path, LOCK_FLAGS, 0o666)
         mine, alone = None, False
         try:
@@ -185,6 +186,7 @@ def locked(path: str) -> Iterator[None]:
                     _locks.pop(mine, None)
                     with suppress(OSError):
                         os.close(descriptor)
+    raise OSError(errno.ENOENT, "it is gone each time that it was made")
 
 
 def _forget_locks() -> None:

@@ -156,7 +156,10 @@ class ControlPlan:
         except MinigraphError as problem:
             raise problem.at(op.call(), op.site) from None
         for slot, vs in op.outputs.items():
-            env.update((v.name, a) for v, a in zip(vs, results[slot], strict=True))
+            for v, array in zip(vs, results[slot], strict=True):
+                if v.persistable:  # the pieces read it there
+                    scope.take(v.name, np.array(host(array)))
+                env[v.name] = array
 
     def _run_block(
         self, scope: Scope, step: int, op: Operator, block: SubProgram, values: Sequence[Any], number: int | None

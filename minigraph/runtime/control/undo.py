@@ -17,7 +17,7 @@ class Kept:
     """
 
     def __init__(self, parts: Sequence[CutPiece]) -> None:
-        early = (op for part in parts[:-1] for op in part.piece.ops)
+        early = (op for part in parts[:-1] for op in (*part.piece.ops, part.control) if op is not None)
         self.names = list(dict.fromkeys(v.name for op in early for v in op.output_vars if v.persistable))
 
     def values(self, scope: Scope) -> dict[str, Any]:
