@@ -191,6 +191,7 @@ class Optimizer(FixedOnceUsed):
             self._shared.flags = {s: v for s, key in FLAGS.items() if (v := self._auxiliary_vars.get(key)) is not None}
             pairs = [(p, self._regularized(p, grad)) for p, grad in clipped(self._scaled(pairs), self._clip_of)]
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
+            rate.skip = self._shared.flags.get("SkipUpdate")
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
             update = partial(append_own, self) if self._shared.flags and is_own(self) else self.append_update

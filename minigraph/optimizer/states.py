@@ -127,11 +127,15 @@ def rate_of(learning_rate: Any) -> float:
 
 
 class Rate:
-    """The learning rate variable of one program, and its multiples for parameters with a factor."""
+    """The learning rate variable of one program, and its multiples for parameters with a factor.
+
+    skip  where this variable is true, the updates with this rate are skipped
+    """
 
     def __init__(self, variable: Variable, initial: Operator | None) -> None:
         self.variable, self.initial = variable, initial
         self.scaled: dict[float, Variable] = {1.0: variable}
+        self.skip: Variable | None = None
 
     @classmethod
     def of(cls, params: Sequence[Parameter], learning_rate: Any, startup: Block) -> Rate:
