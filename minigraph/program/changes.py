@@ -19,6 +19,7 @@ from minigraph.errors.kinds import UNKNOWN_NAME
 from . import unique_name
 from .blocks.block_numbers import stand_ins
 from .variable import Variable
+from .whole.changing import ONE_CHANGE
 
 if TYPE_CHECKING:
     from .block import Block
@@ -40,9 +41,11 @@ class Ops(list[Any]):
         self.block = block
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        after = list(self)
-        result = method(after, *args, **kwargs)
-        self.become(after)
+        with ONE_CHANGE:
+            self.block.program.check_free()
+            after = list(self)
+            result = method(after, *args, **kwargs)
+            self.become(after)
         return self if method in (list.__iadd__, list.__imul__) else result
 
     def become(self, after: Sequence[Operator]) -> None:
@@ -78,23 +81,25 @@ class Vars(dict[str, Any]):
         self.block = block
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        after = dict(self)
-        result = method(after, *args, **kwargs)
-        for name, v in after.items():
-            fits = isinstance(v, Variable) and v.block is self.block and v.name == name
-            require(
-                fits, f"{shortened(repr(v))} is no variable of this block called {shortened(repr(name))}", UNKNOWN_NAME,
-                "block.create_var(name, shape, dtype) makes one; variable.name = ... renames it",
-            )  # fmt: skip
-        for op in self.block.ops:
-            for v in (*op.input_vars, *op.output_vars):
+        with ONE_CHANGE:
+            self.block.program.check_free()
+            after = dict(self)
+            result = method(after, *args, **kwargs)
+            for name, v in after.items():
+                fits = isinstance(v, Variable) and v.block is self.block and v.name == name
                 require(
-                    after.get(v.name) is v, f"{op.call()} uses {v}, it cannot be removed", ProgramError,
-                    "remove the operator first",
+                    fits, f"{shortened(repr(v))} is no variable of this block called {shortened(repr(name))}",
+                    UNKNOWN_NAME, "block.create_var(name, shape, dtype) makes one; variable.name = ... renames it",
                 )  # fmt: skip
-        dict.clear(self)
-        dict.update(self, after)
-        self.block.program.version += 1
+            for op in self.block.ops:
+                for v in (*op.input_vars, *op.output_vars):
+                    require(
+                        after.get(v.name) is v, f"{op.call()} uses {v}, it cannot be removed", ProgramError,
+                        "remove the operator first",
+                    )  # fmt: skip
+            dict.clear(self)
+            dict.update(self, after)
+            self.block.program.version += 1
         return self if method is dict.__ior__ else result
 
     def rename(self, old: str, new: str) -> None:
@@ -118,9 +123,11 @@ class Attrs(dict[str, Any]):
     __slots__ = ("op",)
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        after = dict(self)
-        result = method(after, *args, **kwargs)
-        self.become(after)
+        with ONE_CHANGE:
+            self.op.block.program.check_free()
+            after = dict(self)
+            result = method(after, *args, **kwargs)
+            self.become(after)
         return self if method is dict.__ior__ else result
 
     def become(self, after: Mapping[str, Any]) -> None:
@@ -192,8 +199,10 @@ def rename(op: Operator, what: str, old: str, new: str) -> None:
 
 def rename_variable(v: Variable, new: str) -> None:
     """Give a variable another name, also in blocks of branches and loops that read a persistable one in the Scope."""
-    v.block.vars.rename(v.name, new)
-    v.program.version += 1
+    with ONE_CHANGE:
+        v.program.check_free()
+        v.block.vars.rename(v.name, new)
+        v.program.version += 1
     if not v.persistable:
         return
     holders = [op for op in v.block.ops if op.opdef.blocks]

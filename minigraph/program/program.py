@@ -41,7 +41,7 @@ from .text.dump import dump
 from .text.html import folded, text
 from .text.summary import Summary, summary_of
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
-from .whole.changing import Changing
+from .whole.changing import ONE_CHANGE, Changing
 
 __all__ = [
     "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "copy_var",
@@ -68,6 +68,7 @@ class Program(Changing, NotPickled):
     def __init__(self, name: str | None = None) -> None:
         self.id, self.origin = next(Program._ids), Origin()
         self.name = name or f"program_{self.id}"
+        super().__init__()
         self.version = 0
         self._random_seed = 0
         self.role = "forward"  # role of operators that are appended now
@@ -82,8 +83,9 @@ class Program(Changing, NotPickled):
         self.block0 = Block(self)
 
     def next_number(self) -> int:
-        self.numbered += 1
-        return self.numbered - 1
+        with ONE_CHANGE:
+            self.numbered += 1
+            return self.numbered - 1
 
     @property
     def scope_name(self) -> str:
