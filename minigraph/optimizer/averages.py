@@ -13,6 +13,7 @@ from minigraph.program import Parameter, Variable
 from minigraph.program.context import reusable
 from minigraph.program.operator import masters_of
 from minigraph.program.scope import Scope, global_scope
+from minigraph.program.whole.masters import read_together
 
 
 class Averages:
@@ -66,6 +67,8 @@ class Averages:
                 means = self.means(scope)
                 values = {p.name: mean.astype(p.dtype) for p, mean in means.items()}
                 values |= {copies[p]: mean for p, mean in means.items() if p in copies}
+                for program in {p.program: None for p in self.averaged}:
+                    read_together(scope, program, self._together)
                 self._before = {name: scope.read(name) for name in (*(p.name for p in self.averaged), *copies.values())}
                 _put(scope, values, self._together, "averages in place of parameters")
         except BaseException:

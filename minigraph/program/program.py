@@ -42,6 +42,7 @@ from .text.html import folded, text
 from .text.summary import Summary, summary_of
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
 from .whole.changing import ONE_CHANGE, Changing
+from .whole.masters import read_together
 
 __all__ = [
     "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "copy_var",
@@ -229,6 +230,7 @@ class Program(Changing, NotPickled):
             if v.persistable and (mode == "all" or isinstance(v, Parameter) == (mode == "param"))
         ]  # fmt: skip
         with scope.lock, scope.turn.begin():
+            read_together(scope, self, chosen)
             return {name: scope.state(name) for name in chosen if scope.has(name)}
 
     def set_state_dict(self, state_dict: Mapping[str, Any], scope: Scope | None = None) -> None:

@@ -25,11 +25,11 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
 from minigraph.program.reductions import is_collective
 from minigraph.program.scope import Scope, global_scope
+from minigraph.program.whole.masters import bring_up, checked_masters
 from minigraph.types import TensorType
 
 from . import flags
 from .backend import RunnablePlan
-from .checkpoint.masters import bring_up, checked_masters
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, feed_types, loaded, only_feed

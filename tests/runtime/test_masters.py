@@ -211,6 +211,53 @@ def test_two_programs_train_one_parameter(place: Any, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(found, 1 - 0.005 * np.arange(1, 8), rtol=1e-6)
 
 
+def by_state_dict(world: World, _: Path) -> Callable[[], Any]:
+    state = world.main.state_dict()
+    return lambda: world.main.set_state_dict(state)
+
+
+def by_save(world: World, folder: Path) -> Callable[[], Any]:
+    static.save(world.main, str(folder / "net"))
+    return lambda: static.load(world.main, str(folder / "net"))
+
+
+def by_save_vars(world: World, folder: Path) -> Callable[[], Any]:
+    static_io.save_vars(world.exe, folder, world.main)
+    return lambda: static_io.load_vars(world.exe, folder, world.main)
+
+
+def by_averages(world: World, _: Path) -> Callable[[], Any]:
+    average = static.ExponentialMovingAverage(0.5)
+    average.averages = {world.main.vars["w"]: world.main.vars["w"]}
+    average.means = lambda scope: {world.main.vars["w"]: np.full((4, 2), 5, "float32")}
+    with average.apply(need_restore=False):
+        pass
+    return average.restore
+
+
+KEPT = {"state_dict": by_state_dict, "save": by_save, "save_vars": by_save_vars, "averages": by_averages}
+
+
+@pytest.mark.parametrize("way", KEPT)
+@pytest.mark.parametrize("after", ["first", "second"])
+@pytest.mark.parametrize("then", ["first", "second"])
+def test_a_state_has_the_steps_of_another_program_exactly(way: str, after: str, then: str, tmp_path: Path):
+    """Kept after steps of one program, set back after others, it is what either one goes on from."""
+    first, second = trains_w()
+    worlds = {"first": first, "second": second}
+    for world in (second, first):
+        world.exe.run(world.startup, scope=first.scope)
+    with static.scope_guard(first.scope):
+        for world in (first, worlds[after]):
+            for _ in range(3):
+                kept = world.step()
+        assert kept == pytest.approx(1 - 0.005 * 6, rel=1e-6)
+        set_back = KEPT[way](first, tmp_path)
+        second.step()
+        set_back()
+    assert worlds[then].step() == pytest.approx(1 - 0.005 * 7, rel=1e-6)
+
+
 def test_averages_in_place_are_what_another_program_trains():
     average = static.ExponentialMovingAverage(0.5)
     world, other = trains_w(lambda w: average.update())
