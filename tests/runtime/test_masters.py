@@ -14,6 +14,7 @@ import minigraph as mg
 from minigraph import static
 from minigraph.base import unique_name
 from minigraph.errors import ProgramError
+from minigraph.program.whole.masters import bring_up, checked_masters
 from minigraph.static import io as static_io
 from tests.support import cuda_host, gpu_stub
 
@@ -256,6 +257,34 @@ def test_a_state_has_the_steps_of_another_program_exactly(way: str, after: str, 
         second.step()
         set_back()
     assert worlds[then].step() == pytest.approx(1 - 0.005 * 7, rel=1e-6)
+
+
+class Apart:
+    """What a Scope has of a float32 copy whose pieces lie in other processes: it cannot be read."""
+
+    scopes, shape, dtype, nbytes = (), (4, 2), np.dtype("float32"), 32
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_copies_in_pieces_of_other_processes_follow_averages_that_are_trained(trained: bool):
+    """They were trained on as if no averages were there. What is only looked at leaves the pieces as they are."""
+    world, average = averaged()
+    scope, masters, apart = world.scope, checked_masters(world.main), Apart()
+    bring_up(scope, world.main, masters)
+    scope.arrays[world.master] = apart
+    with static.scope_guard(scope):
+        with average.apply():
+            mean = scope.read("w")
+            if trained:
+                bring_up(scope, world.main, masters)
+                np.testing.assert_array_equal(scope.read(world.master), mean.astype("float32"))
+                scope.arrays[world.master] = apart
+        bring_up(scope, world.main, masters)
+        if trained:
+            np.testing.assert_array_equal(scope.read(world.master), scope.read("w").astype("float32"))
+            assert (scope.read("w") != mean).all()
+        else:
+            assert scope.arrays[world.master] is apart
 
 
 def test_averages_in_place_are_what_another_program_trains():
