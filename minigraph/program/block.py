@@ -92,10 +92,9 @@ class Block(PartOfProgram):
     def _add(self, variable: Any) -> Any:
         name = checked_name(variable._name)
         with ONE_CHANGE:
-            self.program.check_free()
             _check_new(self, name)
+            self.program.adding(variable)
             dict.__setitem__(self.vars, name, variable)  # nothing else changes
-            self.program.added(variable)
         return variable
 
     def rename_var(self, old: str, new: str) -> None:
@@ -176,9 +175,9 @@ class Block(PartOfProgram):
         """Put a prepared operator at the end, and with it the new variables that it writes, or none of them."""
         program = self.program
         with ONE_CHANGE:
-            program.check_free()
             for v in new:
                 _check_new(self, v._name)
+            program.adding(op, *new)
             op.number = program.numbered
             if "control" in op.opdef.traits:
                 for _, _, sub in sub_programs([op]):
@@ -187,7 +186,6 @@ class Block(PartOfProgram):
             dict.update(self.vars, {v._name: v for v in new})
             list.append(self.ops, op)  # nothing else changes
             program.numbered += 1
-            program.added(op, *new)
         return op
 
     def fill(self, variables: Iterable[Variable], ops: Collection[Operator]) -> None:
@@ -254,9 +252,8 @@ def keep(block: Block, name: str, type: TensorType) -> Variable:
     program = block.program
     made = new_variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
     with ONE_CHANGE:
-        program.check_free()
+        program.adding(made)
         dict.__setitem__(block.vars, name, made)  # nothing else changes
-        program.added(made)
     return made
 
 

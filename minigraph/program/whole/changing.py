@@ -91,11 +91,12 @@ class Changing:
         if self._changed_by not in (0, get_ident()):
             self._refuse()
 
-    def added(self, *parts: Any) -> None:
-        """Operators or variables have come, under ONE_CHANGE."""
+    def adding(self, *parts: Any) -> None:
+        """Operators or variables come now, under ONE_CHANGE; as `check_free`."""
+        if self._changed_by not in (0, me := get_ident()):
+            self._refuse()
         self.version += 1
-        if self._added and (own := self._added.get(get_ident())) is not None:
-            own.extend(parts)
+        self._added.get(me, []).extend(parts)
 
     def _refuse(self) -> None:
         raise ProgramError(f"another thread is in the middle of a change of program {self.name}",
