@@ -53,9 +53,13 @@ class ClipGradByValue(ClipGradBase):
         self.max = max
         self.min = min if min is not None else -self.max
         require(min is not None or self.max > 0, f"max must be > 0 where min is not given, is {max!r}", AttrError)
+        self._check_order()
+
+    def _check_order(self) -> None:
         require(self.min <= self.max, f"min {self.min} is greater than max {self.max}", AttrError)
 
     def clip(self, g: Builder, grads: list[Variable]) -> list[Variable]:
+        self._check_order()  # one of them may have been set since
         return [g.clip(grad, min=self.min, max=self.max) for grad in grads]
 
     def __repr__(self) -> str:

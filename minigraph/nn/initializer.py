@@ -27,7 +27,7 @@ class Initializer:
     def __call__(self, param: Variable, block: Block | None = None) -> Operator:
         block = block if block is not None else default_startup_program().global_block()
         self.emit(Builder(block), param)
-        return block.ops[-1]
+        return next(op for op in reversed(block.ops) if any(v is param for v in op.output_vars))
 
     def emit(self, g: Builder, param: Variable) -> None:
         raise NotImplementedError

@@ -13,6 +13,7 @@ from minigraph.program import Parameter, Variable
 from minigraph.program.context import reusable
 from minigraph.program.operator import masters_of
 from minigraph.program.scope import Scope, global_scope
+from minigraph.program.whole.masters import read_together
 
 
 class Averages:
@@ -27,6 +28,8 @@ class Averages:
     def __init__(self) -> None:
         self._before: dict[str, np.ndarray] = {}
         self._together: list[str] = []  # parameters and all their copies
+        self._apart: list[str] = []  # of these copies those that other processes have pieces of
+        self._at = 0  # `sets` of the scope when the averages came in place
         self._scope = global_scope()  # of which these are
 
     def means(self, scope: Scope) -> dict[Parameter, np.ndarray]:
@@ -63,11 +66,16 @@ class Averages:
                 masters = _masters(scope, self.averaged)
                 self._together = [*(p.name for p in self.averaged), *masters.values()]
                 copies = {p: name for p, name in masters.items() if getattr(scope.arrays[name], "scopes", True)}
+                self._apart = [name for p, name in masters.items() if p not in copies]
                 means = self.means(scope)
                 values = {p.name: mean.astype(p.dtype) for p, mean in means.items()}
                 values |= {copies[p]: mean for p, mean in means.items() if p in copies}
+                for program in {p.program: None for p in self.averaged}:
+                    read_together(scope, program, self._together)
                 self._before = {name: scope.read(name) for name in (*(p.name for p in self.averaged), *copies.values())}
-                _put(scope, values, self._together, "averages in place of parameters")
+                here = [name for name in self._together if name not in self._apart]  # those apart follow, rounded
+                self._at = scope.sets + 1
+                _put(scope, values, here, "averages in place of parameters")
         except BaseException:
             if self._before:
                 self._mark()
@@ -79,7 +87,11 @@ class Averages:
         self._scope.tear(self._before, "averages stand in the place of parameters, whose restore was interrupted")
 
     def _put_back(self) -> None:
-        _put(self._scope, self._before, self._together, "a restore of averages")
+        followed = {  # pieces of what was trained from averages are not those of before
+            name for name in self._apart if self._scope.set_at.get(name, 0) >= self._at
+        }
+        back = [name for name in self._together if name not in followed]
+        _put(self._scope, self._before, back, "a restore of averages")
         self._before = {}
 
 

@@ -173,7 +173,7 @@ class Optimizer(FixedOnceUsed):
         startup = startup if startup is not None else default_startup_program()
         require(isinstance(startup, Program), f"startup_program must be a Program, is {startup!r}", ProgramError)
         self._shared, rates = Shared(startup.global_block()), dict(self._rates)
-        with without_collection(), program.global_block().whole(), self._shared.startup.whole():
+        with without_collection(), program.global_block().whole(), startup.undone_on_error():
             try:
                 yield
             except BaseException:
@@ -190,7 +190,7 @@ class Optimizer(FixedOnceUsed):
         with program.emitting("optimize"):
             self._shared.flags = {s: v for s, key in FLAGS.items() if (v := self._auxiliary_vars.get(key)) is not None}
             pairs = [(p, self._regularized(p, grad)) for p, grad in clipped(self._scaled(pairs), self._clip_of)]
-            rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
+            rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
             update = partial(append_own, self) if self._shared.flags and is_own(self) else self.append_update

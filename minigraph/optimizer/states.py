@@ -88,9 +88,9 @@ def persistable(
     known = fills.get(what)
     if known is not None:
         return own, startup.add_op(known.like({"Out": initial}))
-    Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
-    fills[what] = startup.ops[-1]
-    return own, startup.ops[-1]
+    fact = {"shape": type.shape, "value": value, "dtype": type.dtype}
+    fills[what] = startup.append_op("fill_constant", outputs={"Out": initial}, attrs=fact)
+    return own, fills[what]
 
 
 def state_type(param: Parameter) -> TensorType:
@@ -127,30 +127,33 @@ def rate_of(learning_rate: Any) -> float:
 
 
 class Rate:
-    """The learning rate variable of one program, and its multiples for parameters with a factor."""
+    """The learning rate variable of one program, and its multiples for parameters with a factor.
 
-    def __init__(self, variable: Variable, initial: Operator | None) -> None:
-        self.variable, self.initial = variable, initial
+    skip  where this variable is true, the updates with this rate are skipped
+    """
+
+    def __init__(self, variable: Variable, initial: Operator | None, skip: Variable | None) -> None:
+        self.variable, self.initial, self.skip = variable, initial, skip
         self.scaled: dict[float, Variable] = {1.0: variable}
 
     @classmethod
-    def of(cls, params: Sequence[Parameter], learning_rate: Any, startup: Block) -> Rate:
+    def of(cls, params: Sequence[Parameter], learning_rate: Any, shared: Shared) -> Rate:
         """A new one for the program of `params`; a scheduler's value is written before each run.
 
         A Variable of the program is the rate itself.
         """
         dtype = float64 if all(p.dtype == float64 for p in params) else float32
-        program, type = params[0].program, tensor_type((1,), dtype)
+        program, type, skip = params[0].program, tensor_type((1,), dtype), shared.flags.get("SkipUpdate")
         if isinstance(learning_rate, Variable):
             g = Builder(program.global_block())
             own = learning_rate if learning_rate.ndim == 1 else g.reshape(learning_rate, shape=[1])
-            return cls(own if own.dtype == dtype else g.cast(own, dtype=dtype), None)
+            return cls(own if own.dtype == dtype else g.cast(own, dtype=dtype), None, skip)
         variable, initial = persistable(
-            program.global_block(), startup, "learning_rate", rate_of(learning_rate), type
+            program.global_block(), shared.startup, "learning_rate", rate_of(learning_rate), type
         )
         if isinstance(learning_rate, LRScheduler):
             program.lr_schedulers.append((variable, learning_rate))
-        return cls(variable, initial)
+        return cls(variable, initial, skip)
 
     def times(self, g: Builder, factor: float) -> Variable:
         """The learning rate times a factor."""

@@ -18,7 +18,7 @@ from minigraph.errors.kinds import FOREIGN, LOSS, NO_GRADIENT, OVERWRITTEN, UNKN
 from minigraph.types import TensorType
 
 from .blocks.open_blocks import building
-from .builder import Builder, GradNeeds, as_list, rule_gradients, whole
+from .builder import Builder, GradNeeds, alone, as_list, rule_gradients
 from .program import Block, Operator, Parameter, Variable
 from .prune import GRADIENTS
 from .variable import check_is_of, new_variable
@@ -29,7 +29,7 @@ AFTER_UPDATES = (
 )
 
 
-@whole
+@alone
 def append_backward(
     loss: Variable,
     parameter_list: Sequence[Any] | None = None,
@@ -71,7 +71,7 @@ def append_backward(
     return [(p, g) for p, g in zip(wanted, grads, strict=False) if g is not None]
 
 
-@whole
+@alone
 def gradients(
     targets: Any, inputs: Any, target_gradients: Any = None, no_grad_set: Iterable[Any] | None = None
 ) -> list[Variable | None]:
@@ -314,8 +314,7 @@ class _GradBuilder(GradNeeds, Builder):
     def new_var(self, op: Operator, prefix: str, type: TensorType) -> Variable:
         if prefix is not NEW_PREFIX:
             return super().new_var(op, prefix, type)
-        v = new_variable(self.block, f"{NEW_PREFIX}{self.block.program.next_number()}", type, site=op.site)
-        return self.block._add(v)
+        return new_variable(self.block, f"{NEW_PREFIX}{self.block.program.next_number()}", type, site=op.site)
 
 
 NEW_PREFIX = "@NEW@"  # of a gradient that has no name yet

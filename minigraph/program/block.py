@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
 from .variable import Parameter, Variable, new_variable
+from .whole.changing import ONE_CHANGE
 
 if TYPE_CHECKING:
     from .program import Program
@@ -90,10 +91,10 @@ class Block(PartOfProgram):
 
     def _add(self, variable: Any) -> Any:
         name = checked_name(variable._name)
-        if name in self.vars:
-            raise NAME(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
-        dict.__setitem__(self.vars, name, variable)  # nothing else changes
-        self.program.version += 1
+        with ONE_CHANGE:
+            _check_new(self, name)
+            self.program.adding(variable)
+            dict.__setitem__(self.vars, name, variable)  # nothing else changes
         return variable
 
     def rename_var(self, old: str, new: str) -> None:
@@ -111,17 +112,8 @@ class Block(PartOfProgram):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Operators appended inside stay only if all are accepted."""
-        ops, variables, numbered = len(self.ops), len(self.vars), self.program.numbered
-        with self.program.being_changed():
-            try:
-                yield
-            except BaseException:
-                del self.ops[ops:]
-                while len(self.vars) > variables:
-                    dict.popitem(self.vars)
-                self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
-                self.program.numbered, self.program.version = numbered, self.program.version + 1
-                raise
+        with self.program.being_changed(), self.program.undone_on_error():
+            yield
 
     def append_op(
         self,
@@ -161,6 +153,9 @@ class Block(PartOfProgram):
         program = self.program
         site = program.site or call_site()
         try:
+            with ONE_CHANGE:
+                program.check_free()  # the role is that of who is in the middle of a change
+                role, forward = program.role, program.differentiated
             opdef = get_op(type)
             for slot, variables in inputs.items():
                 for i, v in enumerate(variables):
@@ -172,21 +167,22 @@ class Block(PartOfProgram):
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(
-            self, opdef, inputs, {}, bound, role=program.role, forward=program.differentiated,
-            site=site, scope_name=program.scope_name,
-        )  # fmt: skip
+            self, opdef, inputs, {}, bound, role=role, forward=forward, site=site, scope_name=program.scope_name
+        )
         return op, inferred
 
-    def add_op(self, op: Operator) -> Operator:
-        """Put a prepared operator at the end."""
+    def add_op(self, op: Operator, new: Sequence[Variable] = ()) -> Operator:
+        """Put a prepared operator at the end, and with it the new variables that it writes, or none of them."""
         program = self.program
-        op.number = program.numbered
-        if "control" in op.opdef.traits:
-            for _, _, sub in sub_programs([op]):
-                sub.parent = sub.parent or program
-        self.ops.add(op)
-        program.numbered += 1
-        program.version += 1
+        with ONE_CHANGE:
+            for v in new:
+                _check_new(self, v._name)
+            op.number = program.numbered
+            if "control" in op.opdef.traits:
+                for _, _, sub in sub_programs([op]):
+                    sub.parent = sub.parent or program
+            self.ops.add(op, new)
+            program.numbered += 1
         return op
 
     def fill(self, variables: Iterable[Variable], ops: Collection[Operator]) -> None:
@@ -234,6 +230,11 @@ class Block(PartOfProgram):
         return str(self.program)
 
 
+def _check_new(block: Block, name: str) -> None:
+    if name in block.vars:
+        raise NAME(f"variable {name} exists already as {block.vars[name].type}", site=call_site())
+
+
 def _check_all_ranks_come(program: Program, opdef: Any) -> None:
     """No collective in a block of a branch or loop: what one rank decides to run, another may leave out."""
     require(
@@ -247,8 +248,9 @@ def keep(block: Block, name: str, type: TensorType) -> Variable:
     """Add a persistable variable through which no gradient flows; its name is fit and free."""
     program = block.program
     made = new_variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
-    dict.__setitem__(block.vars, name, made)  # nothing else changes
-    program.version += 1
+    with ONE_CHANGE:
+        program.adding(made)
+        dict.__setitem__(block.vars, name, made)  # nothing else changes
     return made
 
 

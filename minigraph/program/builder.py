@@ -7,6 +7,7 @@ a Block, passes use `GraphBuilder` of `passes/engine/rule.py`, which has the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,9 +16,17 @@ from minigraph.opdef import get_op
 from minigraph.types import TensorType
 
 from . import unique_name
+from .block import checked_name
 from .blocks.open_blocks import building
 from .known import holds_variables, with_known
-from .program import Block, Operator, Variable, default_main_program, default_startup_program
+from .program import (
+    Block,
+    Operator,
+    Program,
+    Variable,
+    default_main_program,
+    default_startup_program,
+)
 from .variable import new_variable
 
 P = ParamSpec("P")
@@ -52,6 +61,7 @@ class Builder:
             kwargs = with_known(op_type, inputs, kwargs)
         op, types = self.block.prepare_op(op_type, inputs, kwargs)
         prefix = name
+        new: list[Variable] = []
         results = []
         for slot in opdef.outputs:
             if out and slot.name in out:
@@ -60,12 +70,13 @@ class Builder:
                 if prefix is None:
                     prefix = self.default_prefix(op_type)
                 variables = [self.new_var(op, prefix, t) for t in types[slot.name]]
+                new += variables
             else:
                 variables = []
             if variables:
                 op.outputs[slot.name] = variables
             results.append(variables if slot.variadic else (variables[0] if variables else None))
-        self.block.add_op(op)
+        self.block.add_op(op, new)
         return results[0] if len(results) == 1 else tuple(results)
 
     def wanted(self, slot: str, needs: Collection[str]) -> bool:
@@ -76,10 +87,8 @@ class Builder:
         return unique_name.generate(op_type) + ".tmp"
 
     def new_var(self, op: Operator, prefix: str, type: TensorType) -> Variable:
-        v = new_variable(
-            self.block, unique_name.generate(prefix), type, stop_gradient=not op.opdef.differentiable, site=op.site
-        )
-        return self.block._add(v)
+        name = checked_name(unique_name.generate(prefix))
+        return new_variable(self.block, name, type, stop_gradient=not op.opdef.differentiable, site=op.site)
 
 
 class GradNeeds:
@@ -118,16 +127,25 @@ def builder_of(*operands: Any) -> Builder:
 
 def whole(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: where something is refused, nothing that `function` appended before it stays."""
+    return _decorated(function, lambda program: program.undone_on_error())
 
+
+def alone(function: Callable[P, R]) -> Callable[P, R]:
+    """As `whole`, for a function that reads what the program has: no other thread changes it meanwhile."""
+    return _decorated(function, lambda program: program.block0.whole())
+
+
+def _decorated(
+    function: Callable[P, R], guard: Callable[[Program], AbstractContextManager[None]]
+) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        startup = default_startup_program().global_block()
         try:
-            block = builder_of(*args, *kwargs.values()).block
+            program = builder_of(*args, *kwargs.values()).block.program
         except MinigraphError as problem:  # an operand of a block that is closed: the call is not that of builder_of
             problem.call = run.__qualname__.removesuffix(".__init__")
             raise
-        with block.whole(), startup.whole():
+        with guard(program), default_startup_program().undone_on_error():
             return function(*args, **kwargs)
 
     return run

@@ -19,6 +19,7 @@ from minigraph.errors.kinds import UNKNOWN_NAME
 from . import unique_name
 from .blocks.block_numbers import stand_ins, sub_programs
 from .variable import Variable
+from .whole.changing import ONE_CHANGE
 
 if TYPE_CHECKING:
     from .block import Block
@@ -41,16 +42,21 @@ class Ops(list[Any]):
         self.block = block
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        after = list(self)
-        result = method(after, *args, **kwargs)
-        self.become(after)
+        with ONE_CHANGE:
+            self.block.program.check_free()
+            after = list(self)
+            result = method(after, *args, **kwargs)
+            self.become(after)
         return self if method in (list.__iadd__, list.__imul__) else result
 
-    def add(self, op: Operator) -> None:
-        """Put a checked operator of this Block at the end: nothing else changes."""
-        if self.block.program.is_closed:
-            check_has_no_gradient(self.block)
+    def add(self, op: Operator, new: Sequence[Variable]) -> None:
+        """Put a checked operator at the end, and its new variables into the Block. Ask under ONE_CHANGE."""
+        block = self.block
+        if block.program.is_closed:
+            check_has_no_gradient(block)
+        block.program.adding(op, *new)
         op.seal()
+        dict.update(block.vars, {v._name: v for v in new})  # nothing else changes
         list.append(self, op)
 
     def become(self, after: Sequence[Operator]) -> None:
@@ -87,23 +93,25 @@ class Vars(dict[str, Any]):
         self.block = block
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        after = dict(self)
-        result = method(after, *args, **kwargs)
-        for name, v in after.items():
-            fits = isinstance(v, Variable) and v.block is self.block and v.name == name
-            require(
-                fits, f"{shortened(repr(v))} is no variable of this block called {shortened(repr(name))}", UNKNOWN_NAME,
-                "block.create_var(name, shape, dtype) makes one; variable.name = ... renames it",
-            )  # fmt: skip
-        for op in self.block.ops:
-            for v in (*op.input_vars, *op.output_vars):
+        with ONE_CHANGE:
+            self.block.program.check_free()
+            after = dict(self)
+            result = method(after, *args, **kwargs)
+            for name, v in after.items():
+                fits = isinstance(v, Variable) and v.block is self.block and v.name == name
                 require(
-                    after.get(v.name) is v, f"{op.call()} uses {v}, it cannot be removed", ProgramError,
-                    "remove the operator first",
+                    fits, f"{shortened(repr(v))} is no variable of this block called {shortened(repr(name))}",
+                    UNKNOWN_NAME, "block.create_var(name, shape, dtype) makes one; variable.name = ... renames it",
                 )  # fmt: skip
-        dict.clear(self)
-        dict.update(self, after)
-        self.block.program.version += 1
+            for op in self.block.ops:
+                for v in (*op.input_vars, *op.output_vars):
+                    require(
+                        after.get(v.name) is v, f"{op.call()} uses {v}, it cannot be removed", ProgramError,
+                        "remove the operator first",
+                    )  # fmt: skip
+            dict.clear(self)
+            dict.update(self, after)
+            self.block.program.version += 1
         return self if method is dict.__ior__ else result
 
     def rename(self, old: str, new: str) -> None:
@@ -127,9 +135,11 @@ class Attrs(dict[str, Any]):
     __slots__ = ("op",)
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        after = dict(self)
-        result = method(after, *args, **kwargs)
-        self.become(after)
+        with ONE_CHANGE:
+            self.op.block.program.check_free()
+            after = dict(self)
+            result = method(after, *args, **kwargs)
+            self.become(after)
         return self if method is dict.__ior__ else result
 
     def become(self, after: Mapping[str, Any]) -> None:
@@ -201,8 +211,10 @@ def rename(op: Operator, what: str, old: str, new: str) -> None:
 
 def rename_variable(v: Variable, new: str) -> None:
     """Give a variable another name, also in blocks of branches and loops that read a persistable one in the Scope."""
-    v.block.vars.rename(v.name, new)
-    v.program.version += 1
+    with ONE_CHANGE:
+        v.program.check_free()
+        v.block.vars.rename(v.name, new)
+        v.program.version += 1
     if not v.persistable:
         return
     holders = [op for op in v.block.ops if op.opdef.blocks]

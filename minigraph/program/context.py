@@ -19,6 +19,7 @@ from contextvars import ContextVar, Token
 from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from minigraph.errors import ProgramError
 from minigraph.errors.kinds import NESTED
 
 T = TypeVar("T")
@@ -115,6 +116,8 @@ class Reusable(ContextDecorator, Generic[T]):
             raise
 
     def __exit__(self, *problem: Any) -> Any:
+        if not self._open:
+            raise ProgramError("this guard is not entered, or has ended", hint="with guard: enters and ends it")
         own = self._open[-1]
         try:
             here = _entered.get()

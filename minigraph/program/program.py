@@ -41,7 +41,8 @@ from .text.dump import dump
 from .text.html import folded, text
 from .text.summary import Summary, summary_of
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
-from .whole.changing import Changing
+from .whole.changing import ONE_CHANGE, Changing
+from .whole.masters import read_together
 
 __all__ = [
     "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "copy_var",
@@ -68,6 +69,7 @@ class Program(Changing, NotPickled):
     def __init__(self, name: str | None = None) -> None:
         self.id, self.origin = next(Program._ids), Origin()
         self.name = name or f"program_{self.id}"
+        super().__init__()
         self.version = 0
         self._random_seed = 0
         self.role = "forward"  # role of operators that are appended now
@@ -82,8 +84,9 @@ class Program(Changing, NotPickled):
         self.block0 = Block(self)
 
     def next_number(self) -> int:
-        self.numbered += 1
-        return self.numbered - 1
+        with ONE_CHANGE:
+            self.numbered += 1
+            return self.numbered - 1
 
     @property
     def scope_name(self) -> str:
@@ -227,6 +230,7 @@ class Program(Changing, NotPickled):
             if v.persistable and (mode == "all" or isinstance(v, Parameter) == (mode == "param"))
         ]  # fmt: skip
         with scope.lock, scope.turn.begin():
+            read_together(scope, self, chosen)
             return {name: scope.state(name) for name in chosen if scope.has(name)}
 
     def set_state_dict(self, state_dict: Mapping[str, Any], scope: Scope | None = None) -> None:

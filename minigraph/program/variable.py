@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from minigraph.types import TensorType
 from .arithmetic import Arithmetic
 from .copies import PartOfProgram
 from .scope import Scope, ScopeTensor, ScopeVariable, global_scope
-from .whole.settled import OptimizeAttr, warn_of_late_change
+from .whole.settled import OptimizeAttr, differ, warn_of_late_change
 
 if TYPE_CHECKING:
     from .program import Block, Program
@@ -263,11 +262,11 @@ class Parameter(Variable):
         self.sparse = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "optimize_attr" and isinstance(value, Mapping):
+        if name == "optimize_attr":
             value = OptimizeAttr(self, value)
         before = self.__dict__.get(name)
         super().__setattr__(name, value)
-        if name in BUILT_INTO_UPDATES and self.block.program.updated and value != before:
+        if name in BUILT_INTO_UPDATES and self.block.program.updated and differ(before, value):
             warn_of_late_change(self, BUILT_INTO_UPDATES[name])
 
     @property

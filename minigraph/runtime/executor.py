@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from typing import Any
 
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
@@ -25,11 +25,11 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
 from minigraph.program.reductions import is_collective
 from minigraph.program.scope import Scope, global_scope
+from minigraph.program.whole.masters import bring_up, checked_masters
 from minigraph.types import TensorType
 
 from . import flags
 from .backend import RunnablePlan
-from .checkpoint.masters import bring_up, checked_masters
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, feed_types, loaded, only_feed
@@ -48,7 +48,7 @@ GONE_KNOWN = 256  # programs with their fetches whose plans had to go that are r
 WARNED_AFTER = 8  # plans of these that were made again
 
 
-class KeptPlans(OrderedDict[Any, RunnablePlan]):
+class KeptPlans(MutableMapping[Any, RunnablePlan]):
     """The plans of an Executor by what they were made for, the one that ran last at the end.
 
     gone    programs with their fetches whose plans had to make room;  again: of these, how often one came again
@@ -56,24 +56,39 @@ class KeptPlans(OrderedDict[Any, RunnablePlan]):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._plans = OrderedDict[Any, RunnablePlan]()
         self.gone: dict[Any, None] = {}
         self.again = 0
         self.counts = Counter[Any]()
 
+    def __getitem__(self, key: tuple[Any, ...]) -> RunnablePlan:
+        return self._plans[key]
+
     def __setitem__(self, key: tuple[Any, ...], plan: RunnablePlan) -> None:
-        self.counts[key[:-1]] += key not in self
-        super().__setitem__(key, plan)
+        self.counts[key[:-1]] += key not in self._plans
+        self._plans[key] = plan
 
     def __delitem__(self, key: tuple[Any, ...]) -> None:
-        super().__delitem__(key)
+        del self._plans[key]
         self.counts[key[:-1]] -= 1
         if not self.counts[key[:-1]]:
             del self.counts[key[:-1]]
 
-    def clear(self) -> None:
-        super().clear()
-        self.counts.clear()
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._plans)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._plans)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def values(self) -> ValuesView[RunnablePlan]:
+        return self._plans.values()
+
+    def used(self, key: tuple[Any, ...]) -> None:
+        """The plan with this key ran last."""
+        self._plans.move_to_end(key)
 
     def make_room(self, key: tuple[Any, ...]) -> bool:
         """For the plan that was made last: of what is too much, that goes which was not used for longest.
@@ -208,7 +223,7 @@ class Executor(NotPickled):
                 latest = None  # its plans may have to make room
                 latest, ready, feed = self._prepared(program, fetches, prune, feed, scope, known)
             else:
-                self._plans.move_to_end(ready.key)
+                self._plans.used(ready.key)
             assert latest is not None
             _bring_up(scope, latest, ready.alone)
             fetched = ready.plan.run(feed, scope, return_numpy)
@@ -258,7 +273,7 @@ class Executor(NotPickled):
             self._plans[key] = plan
             if self._plans.make_room(key):
                 self._latest = None  # which knows plans that had to go
-        self._plans.move_to_end(key)
+        self._plans.used(key)
         if self._latest is None or not known:
             own = source if isinstance(source, Program) else source.before
             self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now,

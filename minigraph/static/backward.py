@@ -7,10 +7,10 @@ from typing import Any
 
 from minigraph.compiler.checkpoints import recompute_between
 from minigraph.program import Parameter, Variable, backward
-from minigraph.program.builder import whole
+from minigraph.program.builder import alone
 
 
-@whole
+@alone
 def append_backward(
     loss: Variable,
     parameter_list: Sequence[Any] | None = None,

@@ -90,7 +90,7 @@ def create_global_var(
         raise error.at(f"create_global_var({name!r})", call_site()) from None
     main, startup = default_main_program().global_block(), default_startup_program().global_block()
     block = startup if persistable else main
-    with main.whole(), startup.whole():
+    with main.whole(), startup.program.undone_on_error():
         variable = main.create_var(name, type=type, persistable=bool(persistable), stop_gradient=True)
         filled = startup.create_var(name, type=type, persistable=True) if persistable else variable
         block.append_op(

@@ -22,6 +22,7 @@ from minigraph.errors.kinds import NAME, OTHER_PROGRAM, UNKNOWN_NAME
 from minigraph.program import Parameter, Program, Variable, default_main_program
 from minigraph.program.program import checked_state, set_states
 from minigraph.program.scope import Scope, global_scope
+from minigraph.program.whole.masters import read_together
 from minigraph.runtime.checkpoint.commit import State, commit
 from minigraph.runtime.checkpoint.paths import (
     MANIFEST,
@@ -66,6 +67,9 @@ def save_vars(
     """
     files, scope = _files(dirname, main_program, vars, predicate, filename), global_scope()
     with scope.lock, scope.turn.begin():
+        for program in {v.program: None for _, chosen in files for v in chosen}:
+            names = {v.name for _, chosen in files for v in chosen if v.program is program}
+            read_together(scope, program, names)
         values = [{v.name: scope.read(v.name) for v in chosen} for _, chosen in files]
     for (path, _), arrays in zip(files, values, strict=True):
         write_object(arrays, path)
@@ -123,6 +127,7 @@ def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -
 
     def state_of(token: str) -> State:
         with scope.lock, scope.turn.begin():
+            read_together(scope, program, [v.name for v in program.list_vars()])
             parameters, others = _values(program, scope)
             training = training_state(program, scope)
         files = {PARAMS: packed(parameters, token), MODEL: Packed(program.to_string().encode(), {})}

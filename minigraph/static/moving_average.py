@@ -49,7 +49,7 @@ class ExponentialMovingAverage(Settled, Averages):
         require(params, f"program {program.name} has no trainable parameters", NO_GRADIENT)
         block = program.global_block()
         g = Builder(block)
-        with block.whole(), startup.whole(), program.emitting("optimize"):
+        with block.whole(), startup.program.undone_on_error(), program.emitting("optimize"):
             runs = persistable(block, startup, f"{self.name}ema_runs", 0, tensor_type((1,), int64))[0]
             g.elementwise_add(runs, g.fill_constant(shape=[1], value=1, dtype=int64), out={"Out": runs})
             averages = {}

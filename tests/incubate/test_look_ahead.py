@@ -42,6 +42,10 @@ MADE: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {  # how many runs make
     "alone": (1, lambda sgd, _: ahead(sgd)), "applied": (1, applied),
     "merged": (2, lambda sgd, _: GradientMergeOptimizer(ahead(sgd), 2)),
     "scaled": (1, lambda sgd, _: decorate(ahead(sgd), init_loss_scaling=8.0)),
+    "around scaled": (1, lambda sgd, _: ahead(decorate(sgd, init_loss_scaling=8.0))),
+    "around computed again and scaled": (
+        1, lambda sgd, hidden: ahead(recomputed(decorate(sgd, init_loss_scaling=8.0), hidden)),
+    ),
     "computed again": (1, lambda sgd, hidden: recomputed(ahead(sgd), hidden)),
     "merged and scaled": (2, lambda sgd, _: GradientMergeOptimizer(decorate(ahead(sgd), init_loss_scaling=8.0), 2)),
 }
@@ -86,9 +90,10 @@ def test_slow_weights_step_with_the_updates(name: str):
         np.testing.assert_allclose(world.step(x), fast, rtol=1e-4 if "scaled" in name else 1e-12, err_msg=f"run {i}")
 
 
-def test_a_step_that_overflows_leaves_no_trace():
+@pytest.mark.parametrize("name", ["scaled", "around scaled", "around computed again and scaled"])
+def test_a_step_that_overflows_leaves_no_trace(name: str):
     first, *others = batches()
-    world, other = (World(lambda sgd, _: decorate(ahead(sgd), init_loss_scaling=8.0)) for _ in "ab")
+    world, other = (World(MADE[name][1]) for _ in "ab")
     world.step(first)
     other.step(first)
     world.step(np.full_like(first, np.inf))

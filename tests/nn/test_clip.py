@@ -6,6 +6,8 @@ import ml_dtypes  # noqa: F401  (names bfloat16)
 import numpy as np
 import pytest
 
+import minigraph as mg
+from minigraph import static
 from minigraph.errors import AttrError
 from minigraph.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from minigraph.program import Program
@@ -72,6 +74,17 @@ def test_values():
     np.testing.assert_array_equal(b, B)
     a, _ = clipped(ClipGradByValue(5.0, min=3.5), [A, B])
     np.testing.assert_array_equal(a, [[3.5, 3.5]])
+
+
+def test_bounds_that_are_set_in_any_order_are_looked_at_when_they_are_used():
+    clip = mg.nn.ClipGradByValue(1.0)
+    clip.min = 2.0
+    with static.program_guard(static.Program(), static.Program()):
+        w = static.create_parameter([2], "float32")
+        with pytest.raises(AttrError, match=r"min 2.0 is greater than max 1.0"):
+            mg.optimizer.SGD(0.1, grad_clip=clip).minimize(mg.mean(w * w))
+        clip.max = 3.0
+        assert mg.optimizer.SGD(0.1, grad_clip=clip).minimize(mg.mean(w * w))
 
 
 def test_zero_gradients_stay_zero():

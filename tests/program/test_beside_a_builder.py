@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 import minigraph as mg
 from minigraph import nn, static
+from minigraph.base import unique_name
 from minigraph.errors import ProgramError
 from minigraph.program import Program
+from minigraph.program.builder import Builder, whole
 
 IN_THE_MIDDLE = "another thread is in the middle of a change of program main"
 
@@ -35,6 +38,7 @@ class Waits(mg.optimizer.SGD):
 def half_minimized(main: Program, startup: Program) -> Iterator[None]:
     with static.program_guard(main, startup):
         loss = mg.mean(nn.Linear(4, 3)(static.data("x", [2, 4])))
+        loss.name = "loss"
     optimizer = Waits()
 
     def build() -> None:
@@ -72,6 +76,107 @@ def test_half_of_a_minimize_is_seen_by_nobody(reader: str, tmp_path: Path):
     READERS["save"](main, tmp_path)
     READERS[reader](main, tmp_path)
     assert sum(op.type == "sgd" for op in main.clone().ops) == 2
+
+
+CHANGES: dict[str, Callable[[Program], Any]] = {
+    "an operator": lambda main: mg.tanh(main.global_block().var("x")),
+    "several": lambda main: nn.functional.gelu(main.global_block().var("x")) * 2.0,
+    "a layer": lambda main: nn.Linear(4, 1)(main.global_block().var("x")),
+    "by hand": lambda main: main.global_block().append_op("tanh", {"X": "x"}, {"Out": "x"}),
+    "a variable": lambda main: main.global_block().create_var("y", [2]),
+    "a parameter": lambda main: static.create_parameter([2], "float32", name="p"),
+    "one that goes": lambda main: main.ops.pop(),
+    "an attribute": lambda main: main.ops[0].attrs.update(trans_y=True),
+    "a name": lambda main: main.global_block().rename_var("x", "z"),
+    "gradients": lambda main: static.gradients(main.global_block().var("x"), main.global_block().var("x")),
+    "updates": lambda main: mg.optimizer.SGD(0.1).minimize(main.global_block().var("loss")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_changes_a_program_beside_a_minimize_is_refused(change: str):
+    """An operator got the role of the updates, so that a test program left it out."""
+    main, startup = Program("main"), Program("startup")
+    with half_minimized(main, startup), static.program_guard(main, Program("own")):
+        before = str(main), list(main.vars), main.numbered
+        with pytest.raises(ProgramError, match=IN_THE_MIDDLE):
+            CHANGES[change](main)
+        assert (str(main), list(main.vars), main.numbered) == before
+    assert sum(op.type == "sgd" for op in main.ops) == 2
+    assert [op.role for op in main.clone(for_test=True).ops] == ["forward"] * 3
+
+
+def test_two_threads_with_one_startup_program_take_back_their_own_parts_only():
+    startup, reached, may_go_on = Program("startup"), threading.Event(), threading.Event()
+
+    @whole
+    def refused(x: Any) -> None:
+        nn.Linear(4, 3)
+        reached.set()
+        assert may_go_on.wait(60)
+        raise ProgramError("refused")
+
+    def build() -> None:
+        with (
+            static.program_guard(Program("other"), startup), unique_name.guard("other_"),
+            pytest.raises(ProgramError, match="refused"),
+        ):  # fmt: skip
+            refused(static.data("x", [2, 4]))
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    assert reached.wait(60)
+    with static.program_guard(Program("main"), startup):
+        layer = nn.Linear(4, 5)
+    with pytest.raises(ProgramError, match="in the middle of a change of program startup"):
+        static.Executor().run(startup)
+    may_go_on.set()
+    thread.join()
+    written = [name for op in startup.ops for name in op.output_arg_names]
+    assert written == list(startup.vars) == [layer.weight.name, layer.bias.name]
+    assert len({op.number for op in startup.ops}) == 2
+
+
+class Slow(Program):
+    """A program that lets other threads run while it is asked for its next number."""
+
+    _count = 0
+
+    @property
+    def numbered(self) -> int:
+        now = self._count
+        time.sleep(0)
+        return now
+
+    @numbered.setter
+    def numbered(self, number: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._count = number
+
+
+def test_operators_of_several_threads_have_numbers_of_their_own():
+    """The number keys the random numbers of an operator."""
+    main = Slow("main")
+    x = main.global_block().create_var("x", [2])
+
+    def build() -> None:
+        with static.program_guard(main):
+            for _ in range(100):
+                mg.tanh(x)
+
+    threads = [threading.Thread(target=build) for _ in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(op.number for op in main.ops) == list(range(300))
+
+
+def test_an_operator_whose_second_output_is_refused_leaves_no_first_one():
+    block = Program("main").global_block()
+    x, taken = block.create_var("x", [4]), block.create_var("k_1", [4])
+    with unique_name.guard(), pytest.raises(ProgramError, match="exists already"):
+        Builder(block).argsort(x, name="k")
+    assert list(block.vars.values()) == [x, taken] and not block.ops
 
 
 def test_a_variable_that_goes_while_a_clone_is_made(monkeypatch: pytest.MonkeyPatch):

@@ -47,6 +47,18 @@ def test_names_count_from_zero_each_time():
     assert seen == ["a_0", "a_1"] * 2
 
 
+@pytest.mark.parametrize("kind", GUARDS)
+def test_an_end_without_a_beginning_is_refused(kind: str):
+    guard, seen = guard_of(kind)
+    outside = seen()
+    for _ in range(2):
+        with pytest.raises(ProgramError, match="this guard is not entered, or has ended"):
+            guard.__exit__(None, None, None)
+        with guard:
+            pass
+    assert seen() == outside
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_a_decorator(kind: str):
     guard, seen = guard_of(kind)

@@ -148,6 +148,47 @@ def test_a_parameter_that_changes_after_minimize(kind: str):
         )
 
 
+def test_a_parameter_whose_stop_gradient_is_set_after_minimize_is_trained_as_before():
+    """Paddle 2.6.2 gives the same."""
+    w, exe = minimized(mg.optimizer.SGD(0.1)), static.Executor()
+    exe.run(static.default_startup_program())
+    before = static.global_scope().read(w.name)
+    with pytest.warns(UserWarning, match="stop_gradient.* is set after minimize, whose update"):
+        w.stop_gradient = True
+    exe.run(static.default_main_program())
+    assert (static.global_scope().read(w.name) != before).all()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("value", [np.array([1.0, 2.0]), "2", True, float("nan"), None], ids=repr)
+def test_a_factor_of_a_parameter_that_is_no_number_is_refused(value: Any, late: bool):
+    w = minimized(mg.optimizer.SGD(0.1)) if late else weight()
+    for change in (
+        lambda: w.optimize_attr.update(learning_rate=value),
+        lambda: setattr(w, "optimize_attr", {"learning_rate": value}),
+        lambda: setattr(w, "optimize_attr", value),
+    ):
+        with pytest.raises(AttrError, match=r"learning_rate of a parameter must be a finite number|must be a dict"):
+            change()
+    assert w.optimize_attr == {"learning_rate": 1.0}
+
+
+def test_settings_that_cannot_be_compared_are_told_of():
+    w = minimized(mg.optimizer.SGD(0.1))
+    for _ in range(2):
+        w.optimize_attr["note"] = np.array([1.0, 2.0])  # nobody reads it
+    with pytest.warns(UserWarning, match="regularizer of a parameter is set after minimize"):
+        w.regularizer = np.array([1.0, 2.0])
+    with pytest.warns(UserWarning, match="regularizer of a parameter is set after minimize"):
+        w.regularizer = np.array([1.0, 2.0])
+
+
+def test_a_parameter_without_a_factor_has_the_factor_1():
+    w = weight()
+    w.optimize_attr = {}
+    assert mg.optimizer.SGD(0.1).minimize(mg.mean(w * w))
+
+
 def test_a_test_program_has_no_update_to_warn_of():
     w = minimized(mg.optimizer.SGD(0.1))
     own = static.default_main_program().clone(for_test=True).global_block().var(w.name)

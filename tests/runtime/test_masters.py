@@ -14,6 +14,7 @@ import minigraph as mg
 from minigraph import static
 from minigraph.base import unique_name
 from minigraph.errors import ProgramError
+from minigraph.program.whole.masters import bring_up, checked_masters
 from minigraph.static import io as static_io
 from tests.support import cuda_host, gpu_stub
 
@@ -209,6 +210,81 @@ def test_two_programs_train_one_parameter(place: Any, monkeypatch: pytest.Monkey
     first.exe.run(first.startup, scope=first.scope)
     found = [world.step() for world in (first, second, second, first, second, first, first)]
     np.testing.assert_allclose(found, 1 - 0.005 * np.arange(1, 8), rtol=1e-6)
+
+
+def by_state_dict(world: World, _: Path) -> Callable[[], Any]:
+    state = world.main.state_dict()
+    return lambda: world.main.set_state_dict(state)
+
+
+def by_save(world: World, folder: Path) -> Callable[[], Any]:
+    static.save(world.main, str(folder / "net"))
+    return lambda: static.load(world.main, str(folder / "net"))
+
+
+def by_save_vars(world: World, folder: Path) -> Callable[[], Any]:
+    static_io.save_vars(world.exe, folder, world.main)
+    return lambda: static_io.load_vars(world.exe, folder, world.main)
+
+
+def by_averages(world: World, _: Path) -> Callable[[], Any]:
+    average = static.ExponentialMovingAverage(0.5)
+    average.averages = {world.main.vars["w"]: world.main.vars["w"]}
+    average.means = lambda scope: {world.main.vars["w"]: np.full((4, 2), 5, "float32")}
+    with average.apply(need_restore=False):
+        pass
+    return average.restore
+
+
+KEPT = {"state_dict": by_state_dict, "save": by_save, "save_vars": by_save_vars, "averages": by_averages}
+
+
+@pytest.mark.parametrize("way", KEPT)
+@pytest.mark.parametrize("after", ["first", "second"])
+@pytest.mark.parametrize("then", ["first", "second"])
+def test_a_state_has_the_steps_of_another_program_exactly(way: str, after: str, then: str, tmp_path: Path):
+    """Kept after steps of one program, set back after others, it is what either one goes on from."""
+    first, second = trains_w()
+    worlds = {"first": first, "second": second}
+    for world in (second, first):
+        world.exe.run(world.startup, scope=first.scope)
+    with static.scope_guard(first.scope):
+        for world in (first, worlds[after]):
+            for _ in range(3):
+                kept = world.step()
+        assert kept == pytest.approx(1 - 0.005 * 6, rel=1e-6)
+        set_back = KEPT[way](first, tmp_path)
+        second.step()
+        set_back()
+    assert worlds[then].step() == pytest.approx(1 - 0.005 * 7, rel=1e-6)
+
+
+class Apart:
+    """What a Scope has of a float32 copy whose pieces lie in other processes: it cannot be read."""
+
+    scopes, shape, dtype, nbytes = (), (4, 2), np.dtype("float32"), 32
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_copies_in_pieces_of_other_processes_follow_averages_that_are_trained(trained: bool):
+    """They were trained on as if no averages were there. What is only looked at leaves the pieces as they are."""
+    world, average = averaged()
+    scope, masters, apart = world.scope, checked_masters(world.main), Apart()
+    bring_up(scope, world.main, masters)
+    scope.arrays[world.master] = apart
+    with static.scope_guard(scope):
+        with average.apply():
+            mean = scope.read("w")
+            if trained:
+                bring_up(scope, world.main, masters)
+                np.testing.assert_array_equal(scope.read(world.master), mean.astype("float32"))
+                scope.arrays[world.master] = apart
+        bring_up(scope, world.main, masters)
+        if trained:
+            np.testing.assert_array_equal(scope.read(world.master), scope.read("w").astype("float32"))
+            assert (scope.read("w") != mean).all()
+        else:
+            assert scope.arrays[world.master] is apart
 
 
 def test_averages_in_place_are_what_another_program_trains():

@@ -74,7 +74,7 @@ class LookAhead(Settled, Wrapping):
     def _steps(self, program: Program, pairs: Sequence[tuple[Any, Any]]) -> list[Operator]:
         """Append the steps of the slow weights, skipped with the updates: those operators that change a state."""
         trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
-        first, skip = len(g.block.ops), self._rule._auxiliary_vars.get("found_inf")
+        first, skip = len(g.block.ops), self._rule._rates[program.id].skip
         with program.emitting("optimize"):
             self._append(g, default_startup_program().global_block(), trained)
             if skip is not None:

@@ -57,7 +57,7 @@ class ModelAverage(Settled, Averages):
         params = list(parameters) if parameters else program.all_parameters()
         require(params, f"program {program.name} has no parameters", NO_GRADIENT)
         block, startup = program.global_block(), default_startup_program().global_block()
-        with block.whole(), startup.whole(), program.emitting("optimize"):
+        with block.whole(), startup.program.undone_on_error(), program.emitting("optimize"):
             self._append(Builder(block), startup, params)
         self.settle("ModelAverage(...)")
 

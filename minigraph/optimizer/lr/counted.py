@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 
 from minigraph.errors import AttrError, ProgramError, require
 from minigraph.program import Variable, default_main_program, default_startup_program
-from minigraph.program.builder import Builder, whole
+from minigraph.program.builder import Builder, alone
 from minigraph.tensor import cast, ceil, cos, exp, floor, full, maximum, minimum, where
 from minigraph.types import float32, int64, tensor_type
 
@@ -34,7 +34,7 @@ def _part_of_update(function: Callable[P, Variable]) -> Callable[P, Variable]:
         rate.stop_gradient = True
         return rate
 
-    return whole(run)
+    return alone(run)
 
 
 def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, step: int = 1) -> Variable:
@@ -50,7 +50,7 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
         fits = isinstance(value, int) and not isinstance(value, bool)
         require(fits, f"{what} must be an int, is {value!r}", AttrError)
     type = tensor_type((1,), int64)
-    with block.whole(), startup.whole(), block.program.emitting("optimize"):
+    with block.whole(), startup.program.undone_on_error(), block.program.emitting("optimize"):
         counter, first = (
             b.create_var(name, type=type, persistable=True, stop_gradient=True) for b in (block, startup)
         )

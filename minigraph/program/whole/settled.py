@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from minigraph.errors import call_site
+from minigraph.errors import AttrError, call_site, require, shortened
 from minigraph.errors.kinds import ORDER
 
 _said: dict[Any, Any] = {}  # warnings that were shown, by text and line
@@ -47,8 +49,9 @@ class OptimizeAttr(dict[str, Any]):
 
     __slots__ = ("parameter",)
 
-    def __init__(self, parameter: Any, facts: Mapping[str, Any]) -> None:
-        super().__init__(facts)
+    def __init__(self, parameter: Any, facts: Any) -> None:
+        require(isinstance(facts, Mapping), f"optimize_attr must be a dict, is {shortened(repr(facts))}", AttrError)
+        super().__init__({"learning_rate": 1.0} | _checked(facts))
         self.parameter = parameter
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -62,10 +65,26 @@ class OptimizeAttr(dict[str, Any]):
         return dict, (dict(self),)  # a copy is nobody's
 
     def update(self, *facts: Any, **more: Any) -> None:
-        before = dict(self)
-        super().update(*facts, **more)
-        if before != self and self.parameter.program.updated:
+        new, before = dict(*facts, **more), self["learning_rate"]
+        super().update(_checked(new))
+        if before != self["learning_rate"] and self.parameter.program.updated:
             warn_of_late_change(self.parameter, "optimize_attr")
+
+
+def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What updates read of these must be a number."""
+    rate = facts.get("learning_rate", 1.0)
+    number = isinstance(rate, numbers.Real) and not isinstance(rate, bool) and math.isfinite(rate)
+    require(number, f"learning_rate of a parameter must be a finite number, is {shortened(repr(rate))}", AttrError)
+    return dict(facts)
+
+
+def differ(before: Any, after: Any) -> bool:
+    """Whether two settings are not the same; those that cannot be compared, such as arrays, are not."""
+    try:
+        return bool(before != after)
+    except ValueError:
+        return True
 
 
 def warn_of_late_change(parameter: Any, what: str) -> None:

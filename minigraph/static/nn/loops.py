@@ -128,7 +128,7 @@ def _rounds(
     types = [v.type for v in first]
     while True:
         try:
-            with default_main_program().global_block().whole(), default_startup_program().global_block().whole():
+            with default_main_program().global_block().whole(), default_startup_program().undone_on_error():
                 rounds, result = SubProgram.traced(
                     f"{base}.body", block.program, lambda *own: body(*packed(loop_vars, iter(own))), first,
                     lambda sub, result: _round(sub, result, loop_vars, first), types,

@@ -41,7 +41,7 @@ class While:
     def block(self) -> Iterator[None]:
         """Builds the body."""
         block = default_main_program().current_block()
-        with default_main_program().global_block().whole(), default_startup_program().global_block().whole():
+        with default_main_program().global_block().whole(), default_startup_program().undone_on_error():
             rounds = SubProgram(f"{self.name}.body", block.program)
             with being_built(rounds):
                 yield

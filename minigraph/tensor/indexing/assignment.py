@@ -9,7 +9,7 @@ import numpy as np
 from minigraph.errors import ProgramError, ShapeError, require
 from minigraph.errors.kinds import RANK
 from minigraph.program import Variable
-from minigraph.program.builder import builder_of, whole
+from minigraph.program.builder import alone, builder_of
 from minigraph.tensor.arguments import as_type, constant, plain, value_of, variable
 from minigraph.tensor.logic import where
 from minigraph.tensor.manipulation import gather, unsqueeze
@@ -21,7 +21,7 @@ from .picking import index_put, scatter
 
 
 @waiting("index")
-@whole
+@alone
 def setitem(x: Variable, index: Any, value: Any) -> Variable:
     """x with `value` at x[index].
 

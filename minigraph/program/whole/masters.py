@@ -7,17 +7,19 @@ Scope, gave to the parameter alone would be gone after the next step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minigraph.errors import ProgramError
-from minigraph.program import Program
 from minigraph.program.operator import masters_of
 from minigraph.program.scope import Scope
-from minigraph.runtime.parallel.in_pieces import InPieces
 from minigraph.types import bfloat16, float16, float32
+
+if TYPE_CHECKING:
+    from minigraph.program.program import Program
 
 
 def checked_masters(program: Program) -> dict[str, str]:
@@ -40,11 +42,16 @@ def checked_masters(program: Program) -> dict[str, str]:
 
 
 class _Halves:
-    """What a Scope knows of 16-bit values: who wrote some last, and {name: the copy that was written with it}."""
+    """What a Scope knows of 16-bit values: who wrote some last, and {name: the copies that programs have of it}."""
 
     def __init__(self) -> None:
         self.writer: weakref.ref[Any] | None = None
-        self.copies: dict[str, str] = {}
+        self.copies = defaultdict[str, dict[str, None]](dict)
+
+    def know(self, masters: Mapping[str, str]) -> None:
+        for name, master in masters.items():
+            if master:
+                self.copies[name][master] = None
 
 
 _known: weakref.WeakKeyDictionary[Scope, _Halves] = weakref.WeakKeyDictionary()
@@ -60,13 +67,23 @@ def bring_up(scope: Scope, program: Program, masters: Mapping[str, str]) -> None
     if seen != scope.sets:
         for name, master in masters.items():
             if master and _may_lag(scope, name, master, seen):
-                _follow(scope, name, master, known.copies.get(name, ""))
+                _follow(scope, name, master, known.copies[name])
         scope.followed[program.origin] = scope.sets
     if known.writer is None or known.writer() is not program.origin:
         known.writer = weakref.ref(program.origin)
-        known.copies |= masters
+        known.know(masters)
         scope.were_set([name for pair in masters.items() for name in pair if name])
         scope.followed[program.origin] = scope.sets
+
+
+def read_together(scope: Scope, program: Program, names: Collection[str]) -> None:
+    """Before these values of `program` are read as one state: its copies among them follow, as before a run."""
+    known, seen = _known.setdefault(scope, _Halves()), scope.followed[program.origin]
+    masters = {p.name: copy.name for p, copy in masters_of(program.ops).items() if copy.name in names}
+    known.know(masters)
+    for name, master in masters.items():
+        if name in names and scope.has(name) and _may_lag(scope, name, master, seen) and not _is_apart(scope, master):
+            _follow(scope, name, master, known.copies[name])
 
 
 def _may_lag(scope: Scope, name: str, master: str, seen: int) -> bool:
@@ -78,14 +95,16 @@ def _may_lag(scope: Scope, name: str, master: str, seen: int) -> bool:
     return scope.has(master) and (at > of_master or (at == of_master > seen and not _is_apart(scope, master)))
 
 
-def _follow(scope: Scope, name: str, master: str, other: str) -> None:
-    """Let a copy be its parameter, or the exact value that another program has of it."""
-    value = scope.read(name)
-    if scope.set_at.get(other) == scope.set_at[name] and scope.has(other) and _is_rounded(scope, other, value):
-        scope.take(master, scope.read(other))
+def _follow(scope: Scope, name: str, master: str, copies: Collection[str]) -> None:
+    """Let a copy be its parameter, or the exact value that a copy has which was set with it."""
+    value, at = scope.read(name), scope.set_at[name]
+    others = (c for c in copies if c != master and scope.set_at.get(c) == at and scope.has(c))
+    exact = next((other for other in others if _is_rounded(scope, other, value)), None)
+    if exact is not None:
+        scope.take(master, scope.read(exact))
     elif not _is_rounded(scope, master, value):
         scope.take(master, value.astype(float32))
-    scope.set_at[master] = scope.set_at[name]
+    scope.set_at[master] = at
 
 
 def _is_rounded(scope: Scope, master: str, value: np.ndarray) -> bool:
@@ -97,5 +116,4 @@ def _is_rounded(scope: Scope, master: str, value: np.ndarray) -> bool:
 
 
 def _is_apart(scope: Scope, master: str) -> bool:
-    held = scope.arrays[master]
-    return isinstance(held, InPieces) and not held.scopes
+    return not getattr(scope.arrays[master], "scopes", True)
