@@ -158,6 +158,15 @@ class OpDef(Signature):
         self.flops_function = _named(function, self, "flops")
         return self
 
+    def for_arrays(self, function: Callable[..., Any]) -> OpDef:
+        """A step of a plan on a CPU, made once: `_(X, ..., *, attrs, needs, out, moving) -> step`, or None.
+
+        `step()` does what the reference does with these arrays, whatever they hold then; its results are in `out`.
+        `moving` names input slots with another array in each run, of the same type, which are given to `step`.
+        """
+        self.reference.for_arrays = _named(function, self, "for_arrays")  # type: ignore[attr-defined]
+        return self
+
     # what others ask of it
 
     @cached_property
