@@ -27,7 +27,7 @@ TILE = 32  # columns that machine code computes at once
 COPIED = 2**19  # numbers of rows that a thread has copied at most
 LEAST = 64  # rows
 LONG = 64  # products of a sum; with fewer BLAS is slow
-NARROW = 16  # columns of a product that is computed as its transpose: these are its rows then, which are not copied
+NARROW = 16  # columns of a product that is computed as its transpose: a tile has fewer rows than columns
 LARGE, SMALL = 2**24, 2**20  # multiplications that are worth several threads; where BLAS is slow
 
 
@@ -107,7 +107,8 @@ def _machine_code() -> Any:
             return None
         if not gemm.measured_here():
             return None
-        gemm.handed_out()  # now: while threads wait for it, they are taken for slow ones
+        for make in (gemm.handed_out, gemm.placed):
+            make()  # now: while threads wait for it, they are taken for slow ones
         return gemm
 
 
@@ -123,7 +124,7 @@ class Strips:
     """Products as in `multiply` that are computed whenever it is called, from what their operands hold then."""
 
     def __init__(self, products: Sequence[Product]) -> None:
-        turned = [one[2].shape[1] < STRIP for one in products]
+        turned = [one[2].shape[1] <= NARROW for one in products]
         computed = [_transposed(one) if turn else one for one, turn in zip(products, turned, strict=True)]
         self.behind = [pair for *pair, turn in zip(products, computed, turned, strict=True) if turn]
         self.turned, self.arrays = turned, [list[Any](one) for one in computed]  # machine code has only their addresses
@@ -137,7 +138,7 @@ class Strips:
         work, numbers, strips, room = gemm.handed_out(), self.numbers, self.strips, self.room
 
         def own(_: int) -> int:
-            return work(numbers, strips, turns, _address(_own.memory_of(room)))
+            return work(numbers, strips, turns, _own.address_of(room))
 
         together(min(cores(), len(strips)), own, self.total, lambda: int(turns[gemm.LINE]))
         for (_, _, out, epilogue), (_, _, found, _) in self.behind:
@@ -150,7 +151,7 @@ class Strips:
         if self.turned[number]:
             place, x = 1 - place, x.T
         self.arrays[number][place] = None
-        self.numbers[number, 1 + 3 * place : 4 + 3 * place] = _address(x), *x.strides
+        _machine_code().placed()(self.numbers[number, 1 + 3 * place : 4 + 3 * place], x)
 
 
 def _transposed(product: Product) -> Product:
@@ -194,15 +195,16 @@ def _numbers(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: ProductEpi
 
 
 class _Copies(threading.local):
-    """Memory that a thread keeps."""
+    """Memory that a thread keeps, and its address."""
 
-    memory = np.empty(0, np.uint8)
+    memory, address = np.empty(0, np.uint8), 0
 
-    def memory_of(self, size: int) -> np.ndarray:
-        """At least so many bytes."""
+    def address_of(self, size: int) -> int:
+        """Where at least so many bytes are."""
         if self.memory.size < size:
             self.memory = np.empty(size, np.uint8)
-        return self.memory
+            self.address = _address(self.memory)
+        return self.address
 
 
 _own = _Copies()

@@ -119,7 +119,7 @@ def _product(
 @fused_gemm_epilogue.for_arrays
 def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate, needs, out, moving):
     one = _product(X, Y, Bias, out, trans_x, trans_y, activation, needs)
-    run, (x, y, z, epilogue) = prepared([one]), one
+    run, (x, y, _, epilogue) = prepared([one]), one
     if run is None or not _show((x, y, epilogue.bias), (X, Y, Bias)) or not {*moving} <= {"X"}:
         return None
 
@@ -130,7 +130,7 @@ def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate, needs, out, movi
             epilogue.mask.fill(0)
         run()
         if activation == "gelu":
-            gelu(z.reshape(out[0].shape), approximate=approximate, out=[out[0]])
+            gelu(out[1], approximate=approximate, out=[out[0]])
 
     return step
 

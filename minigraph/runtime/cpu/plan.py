@@ -33,6 +33,7 @@ from .buffers import assign_buffers
 from .memory import LARGE, PAGE, AddressRange, pages
 
 LOW_PRECISION = frozenset({float16, bfloat16})
+Lasting = tuple[Callable[..., None], list[tuple[int, np.ndarray]], list[int]]  # as in ScopeFacts
 
 
 @dataclass
@@ -59,7 +60,7 @@ class ScopeFacts:
 
     version: int
     env: list[Any]
-    lasting: dict[int, tuple[Callable[..., None], list[tuple[int, np.ndarray]], list[int]] | None] = field(default_factory=dict)
+    lasting: dict[int, Lasting | None] = field(default_factory=dict)
     steady: bool = False
 
     def __post_init__(self) -> None:
