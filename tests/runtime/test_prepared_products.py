@@ -120,6 +120,25 @@ def test_what_would_read_a_copy_is_not_prepared():
     assert prepare(*small, out=(out[0][:8], None), moving=(), **how) is None
 
 
+@pytest.mark.parametrize("columns", [300, 512, 10])
+def test_masks_have_zeros_behind_the_columns(columns):
+    """Whatever the planned memory held before."""
+    x, y, bias = arrays_of((1200, INPUTS))
+    out = np.empty((1200, columns), np.float32), np.full((1200, -(-columns // 128) * 16), 255, np.uint8)
+    step = get_op("fused_gemm_epilogue").cpu_kernel.for_arrays(
+        x, y[:, :columns], bias[:columns], trans_x=False, trans_y=False, activation="relu", approximate=False,
+        needs=("Out", "ReserveSpace"), out=out, moving=(),
+    )  # fmt: skip
+    for _ in range(2):
+        out[1].fill(255)
+        step()
+        z = x.astype(float) @ y[:, :columns].astype(float) + bias[:columns]
+        np.testing.assert_allclose(out[0], np.maximum(z, 0), atol=1e-4)
+        bits = np.unpackbits(out[1], axis=-1, bitorder="little")
+        np.testing.assert_array_equal(bits[:, :columns], out[0] > 0)
+        assert not bits[:, columns:].any()
+
+
 @pytest.mark.parametrize("trans_y", [False, True])
 @pytest.mark.parametrize("slots", [("DX", "DY", "DBias"), ("DX", "DBias"), ("DY", "DBias"), ("DX", "DY", "DXSums")])
 def test_gradients_of_prepared_steps(slots, trans_y):
