@@ -158,15 +158,6 @@ class OpDef(Signature):
         self.flops_function = _named(function, self, "flops")
         return self
 
-    def for_arrays(self, function: Callable[..., Any]) -> OpDef:
-        """A step of a plan on a CPU, made once: `_(X, ..., *, attrs, needs, out, moving) -> step`, or None.
-
-        `step()` does what the reference does with these arrays, whatever they hold then; its results are in `out`.
-        `moving` names input slots with another array in each run, of the same type, which are given to `step`.
-        """
-        self.reference.for_arrays = _named(function, self, "for_arrays")  # type: ignore[attr-defined]
-        return self
-
     # what others ask of it
 
     @cached_property
@@ -339,6 +330,20 @@ def op(outputs: str | Callable[..., Any] = "Out", of: OpDef | None = None, **fac
         return opdef
 
     return define
+
+
+def for_arrays(opdef: OpDef) -> Callable[[Callable[..., Any]], OpDef]:
+    """A decorator: the step of a plan on a CPU, made once, `_(X, ..., *, attrs, needs, out, moving) -> step`, or None.
+
+    `step()` does what the reference does with these arrays, whatever they hold then; its results are in `out`.
+    `moving` names input slots with another array in each run, of the same type, which are given to `step`.
+    """
+
+    def hang(function: Callable[..., Any]) -> OpDef:
+        opdef.reference.for_arrays = _named(function, opdef, "for_arrays")  # type: ignore[attr-defined]
+        return opdef
+
+    return hang
 
 
 def get_op(op_type: str) -> OpDef:

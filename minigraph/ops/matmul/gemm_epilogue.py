@@ -23,7 +23,7 @@ from minigraph.errors import AttrError, DTypeError, ShapeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.kernels.cpu.product import Operands, prepared, product, products
 from minigraph.kernels.cpu.strips import ProductEpilogue
-from minigraph.opdef import op
+from minigraph.opdef import for_arrays, op
 from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
@@ -116,7 +116,7 @@ def _product(
     return x, transposed(Y, trans_y), rows, ProductEpilogue(follow, bias, relu, mask)
 
 
-@fused_gemm_epilogue.for_arrays
+@for_arrays(fused_gemm_epilogue)
 def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate, needs, out, moving):
     one = _product(X, Y, Bias, out, trans_x, trans_y, activation, needs)
     run, (x, y, _, epilogue) = prepared([one]), one
@@ -270,7 +270,7 @@ def _rest(
     return DBias, DXSums
 
 
-@fused_gemm_epilogue_grad.for_arrays
+@for_arrays(fused_gemm_epilogue_grad)
 def _(DOut, X, Y, ReserveSpace=None, *, trans_x, trans_y, activation_grad, approximate, needs, out, moving):
     wanted = _gradients(DOut, X, Y, ReserveSpace, trans_x, trans_y, activation_grad, needs, out)
     run, slots = prepared([*wanted.values()]), [*wanted]

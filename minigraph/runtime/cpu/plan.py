@@ -176,19 +176,15 @@ class Plan:
         step, prepare = bound.step, getattr(bound.kernel, "for_arrays", None)
         if prepare is None or bound.out is None:
             return None
-        read = [(i, self.values[i]) for i in step.read]
-        moved = [i for i, v in read if v.buffer is None and not (v.persistable and v.producer < 0)]
-        slots = zip(step.op.opdef.input_names, step.inputs, strict=False)
-        moving = [name for name, slot in slots if not {*moved}.isdisjoint(flat([slot]))]
+        moved, moving = _moved(step, self.values)
         args, out = _arrays_of(bound.inputs, env), _arrays_of(bound.out, env)
-        if len(flat(out)) < len(flat(step.outputs)):
-            return None
-        call = prepare(*args, out=tuple(out), moving=moving, **bound.attrs)
+        outputs, targets = flat(step.outputs), flat(out)
+        call = prepare(*args, out=tuple(out), moving=moving, **bound.attrs) if len(outputs) == len(targets) else None
         if call is None:
             return None
-        for output, array in zip(flat(step.outputs), flat(out), strict=True):
+        for output, array in zip(outputs, targets, strict=True):
             env[output] = facts.env[output] = array
-        return call, [(i, env[i]) for i, v in read if v.buffer is not None], moved
+        return call, [(i, env[i]) for i in step.read if self.values[i].buffer is not None], moved
 
     def _call(self, step: Step, kernel: Callable[..., Any], *arrays: np.ndarray) -> Any:
         try:
@@ -311,6 +307,14 @@ def _may_use_threads_of_blas(bound: BoundStep, values: Sequence[Value]) -> bool:
     """
     touched = () if "optimizer" in bound.step.op.opdef.traits else (*bound.step.read, *bound.step.written)
     return any(values[i].type.size >= SMALL for i in touched)
+
+
+def _moved(step: Step, values: Sequence[Value]) -> tuple[list[int], list[str]]:
+    """The values that a step reads whose arrays are others in each run, and the names of their slots."""
+    read = [(i, values[i]) for i in step.read]
+    moved = [i for i, v in read if v.buffer is None and not (v.persistable and v.producer < 0)]
+    slots = zip(step.op.opdef.input_names, step.inputs, strict=False)
+    return moved, [name for name, slot in slots if not {*moved}.isdisjoint(flat([slot]))]
 
 
 def _target(planned: Any, in_place: Any) -> Any:
