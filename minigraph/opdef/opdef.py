@@ -332,6 +332,20 @@ def op(outputs: str | Callable[..., Any] = "Out", of: OpDef | None = None, **fac
     return define
 
 
+def for_arrays(opdef: OpDef) -> Callable[[Callable[..., Any]], OpDef]:
+    """A decorator: the step of a plan on a CPU, made once, `_(X, ..., *, attrs, needs, out, moving) -> step`, or None.
+
+    `step()` does what the reference does with these arrays, whatever they hold then; its results are in `out`.
+    `moving` names input slots with another array in each run, of the same type, which are given to `step`.
+    """
+
+    def hang(function: Callable[..., Any]) -> OpDef:
+        opdef.reference.for_arrays = _named(function, opdef, "for_arrays")  # type: ignore[attr-defined]
+        return opdef
+
+    return hang
+
+
 def get_op(op_type: str) -> OpDef:
     """The definition of an operator type; a ProgramError with the nearest name if there is none."""
     opdef = OPS.get(op_type)

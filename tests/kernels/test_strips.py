@@ -248,6 +248,16 @@ def test_other_arrays_are_refused(bias, mask):
     a, b = operands(64, 64, 256)
     with pytest.raises(ValueError, match=r"not those of float32\[64, 256\]"):
         computed(a, b, epilogue=strips.ProductEpilogue(np.copy, bias, True, mask))
+    if bias is not None:
+        with pytest.raises(ValueError, match=r"not those of float32\[64, 256\]"):
+            computed(a, b, epilogue=strips.ProductEpilogue(np.copy, sums=bias))
+
+
+def test_sums_that_may_not_be_written_are_refused():
+    (a, b), sums = operands(64, 64, 256), np.broadcast_to(np.float32(1), (256,)).copy()
+    sums.setflags(write=False)
+    with pytest.raises(ValueError, match=r"sums float32\[256\] with strides \[4\] are not those"):
+        computed(a, b, epilogue=strips.ProductEpilogue(np.copy, sums=sums))
 
 
 def test_what_follows_is_done_by_numpy_where_blas_computes():
@@ -328,9 +338,14 @@ def refused():
     yield "float64", (large.astype(float), large.astype(float), out.astype(float))
     yield "big-endian", (large.astype(">f4"), large.astype(">f4"), out.astype(">f4"))
     yield "another type of result", (large, large, out.astype(float))
-    yield "few rows", (few, large, out[:63])
+    yield "few rows", (few, large.repeat(5, axis=1), np.zeros((63, 1280), np.float32))
+    yield "little to do", (large[:, :128], large[:128], out)
     yield "few columns", (large, large[:, :255], out[:, :255])
-    yield "few products", (few.T, few, out)
+    yield "little to do in short sums", (few.T[:, :15], few[:15], out)
+    yield "no sums", (few.T[:, :0], few[:0], out)
+    yield "rows that do not fit", (few.T, large, out)
+    yield "a few columns of short sums", (few.T.repeat(9, axis=0), few[:, :16], np.zeros((2304, 16), np.float32))
+    yield "an operand as result", (large, out, out)
     yield "a batch", (np.ones((2, 256, 256), np.float32), large, np.empty((2, 256, 256), np.float32))
     yield "a result of another shape", (large, large, np.empty((130, 256), np.float32))
     yield "a result that is read-only", (large, large, locked)
@@ -343,11 +358,61 @@ def test_what_is_left_to_blas(why, arrays):
 
 
 def test_what_is_taken(monkeypatch):
-    a, b = operands(64, 64, 256)
-    assert strips.faster(a, b, np.empty((64, 256), np.float32))
-    assert strips.faster(a.T, b.T[:64, :64].repeat(4, axis=1), np.empty((64, 300), np.float32)[:, :256])
+    for m, k, n in ((256, 256, 256), (64, 1024, 256), (256, 10, 1024), (256, 1024, 16), (4096, 64, 4)):
+        a, b = operands(m, k, n)
+        assert strips.faster(a, b, None)
+        assert strips.faster(a.T.copy().T, b, np.empty((m, n + 1), np.float32)[:, :n])
     monkeypatch.setattr(strips, "_machine_code", lambda: None)
-    assert not strips.faster(a, b, np.empty((64, 256), np.float32))
+    assert not strips.faster(a, b, np.empty((m, n), np.float32))
+
+
+@pytest.mark.parametrize("sizes", [*EDGES, (8, 256, 32), (9, 515, 64), (70, 1, 33), (300, 8, 70), (270, 70, 16)])
+def test_sums_of_columns(sizes):
+    """Beside a product, whichever strip comes first, and whatever the memory held before."""
+    (a, b), frame = operands(*sizes, second="strided"), np.full(sizes[2] + 2, np.nan, np.float32)
+    sums = frame[1:-1]
+
+    def by_numpy(_):
+        np.sum(b, axis=0, out=sums)
+
+    assert_product(computed(a, b, shuffled(5), strips.ProductEpilogue(by_numpy, sums=sums)), a, b)
+    expected, most = b.astype(float).sum(axis=0), np.abs(b).astype(float).sum(axis=0)
+    assert (np.abs(sums - expected) <= 4 * np.sqrt(len(b)) * 2.0**-24 * most).all()
+    assert np.isnan(frame[[0, -1]]).all()
+
+
+def test_sums_of_columns_in_several_parts(several_parts):
+    for sizes in ((300, 400, 200), (161, 97, 64)):
+        test_sums_of_columns(sizes)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 16])
+def test_few_columns_are_computed_as_the_transpose(columns):
+    for m, k, layouts in ((256, 64, ("rows", "rows")), (300, 70, ("transposed", "rows")), (41, 9, ("strided",) * 2)):
+        a, b = operands(m, k, columns, *layouts)
+        bias = np.arange(columns, dtype=np.float32)
+        found = computed(a, b, epilogue=strips.ProductEpilogue(lambda out, bias=bias: np.add(out, bias, out=out), bias))
+        assert_product(found, a, b, bias.astype(float))
+
+
+@pytest.mark.parametrize("n", [10, 300])
+def test_prepared_products_read_their_operands_in_each_call(n):
+    """What these hold now, and another operand in the place of one."""
+    (a, b), other = operands(300, 200, n), operands(300, 200, n, "strided", seed=1)[0]
+    out = np.empty((300, n), np.float32)
+    run = strips.Strips([(a, b, out, None)])
+    for factor in (1, 2):
+        a *= factor
+        run()
+        assert_product(out, a, b)
+    run.replace(0, 0, other)
+    run()
+    assert_product(out, other, b)
+    negative = np.asfortranarray(-b)  # who calls keeps it
+    run.replace(0, 1, negative)
+    run.replace(0, 0, a)
+    run()
+    assert_product(out, a, -b)
 
 
 def test_without_numba_or_on_another_processor_blas_computes(machine_code, monkeypatch):

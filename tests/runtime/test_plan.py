@@ -388,7 +388,7 @@ def test_a_prepared_step_reports_where_it_fails(monkeypatch):
 
     found = plan.facts_in[scope]
     assert found.lasting[1] is not None
-    found.lasting[1] = fail, found.lasting[1][1]
+    found.lasting[1] = fail, *found.lasting[1][1:]
     with pytest.raises(mg.errors.KernelError, match="ValueError: no") as caught:
         exe.run(program, {}, [], scope=scope)
     assert "sgd(Param=w" in str(caught.value)

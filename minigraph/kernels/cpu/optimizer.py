@@ -50,10 +50,12 @@ def _kernel(op_type: str, listed: bool) -> Kernel:
         step()
         return tuple(None if s not in results else results[s] if listed else results[s][0] for s in slots.updated)
 
-    def for_arrays(*inputs: Any, out: Sequence[Any] | None = None, **attrs: Any) -> Callable[[], None] | None:
-        """A step on these very arrays, as often as it is called; None if the kernel must copy any."""
+    def for_arrays(
+        *inputs: Any, out: Sequence[Any] | None = None, moving: Sequence[str] = (), **attrs: Any
+    ) -> Callable[[], None] | None:
+        """A step on these very arrays, as often as it is called; None if any is another one then, or must be copied."""
         _, step, in_place = prepared(inputs, out, attrs)
-        return step if in_place else None
+        return step if in_place and not moving else None
 
     kernel.for_arrays = for_arrays  # type: ignore[attr-defined]
     return kernel

@@ -23,7 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
-from .strips import Product, ProductEpilogue, faster, multiply
+from .strips import Product, ProductEpilogue, Strips, faster, multiply
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, ProductEpilogue | None]  # a, b, out, what follows on it
 Block = tuple[int, Callable[[], None]]  # multiplications, and who does them
@@ -47,14 +47,15 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     results, blocks = list[np.ndarray](), list[Block]()
     strips, rest = list[Product](), list[tuple[ProductEpilogue, np.ndarray]]()
     for a, b, out, epilogue in operands:
+        if faster(a, b, out):
+            results.append(np.empty((len(a), b.shape[1]), a.dtype) if out is None else out)
+            strips.append((a, b, results[-1], epilogue))
+            continue
         shape, axis, block = _cut(a, b, out)
         if axis is None:
             results.append(np.matmul(a, b, out=out))
         else:
             results.append(np.empty(shape, a.dtype) if out is None else out)
-            if faster(a, b, results[-1]):
-                strips.append((a, b, results[-1], epilogue))
-                continue
             blocks += _blocks(a, b, results[-1], axis, block)
         if epilogue is not None:
             rest.append((epilogue, results[-1]))
@@ -65,6 +66,13 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     for epilogue, to in rest:
         epilogue.by_numpy(to)
     return results
+
+
+def prepared(operands: Sequence[Operands]) -> Strips | None:
+    """`products` that are computed whenever it is called; None where BLAS computes one, or has no `out`."""
+    if any(out is None or not faster(a, b, out) for a, b, out, _ in operands) or not _apart(operands):
+        return None
+    return Strips([(a, b, out, epilogue) for a, b, out, epilogue in operands if out is not None])
 
 
 def _blocks(a: np.ndarray, b: np.ndarray, to: np.ndarray, axis: int, size: int) -> Iterator[Block]:

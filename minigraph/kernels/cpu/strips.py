@@ -1,8 +1,11 @@
-"""Large products of float32 matrices by machine code of our own (`compiled/gemm.py`), where BLAS is slower.
+"""Products of float32 matrices by machine code of our own (`compiled/gemm.py`), where BLAS is slower.
 
 A product is cut by shape alone into strips of its columns, below each other where there are many rows. Each thread
-computes one strip after the other in one call of machine code: where a strip was computed, little of Python's own
-memory is left in the caches. What a thread has copied of its rows stays for its next strip of the same rows.
+computes one strip after the other in one call of machine code. What a thread has copied of its rows stays for its next
+strip of the same rows.
+
+Where a strip was computed, little of Python's own memory is left in the caches, and each line of Python takes many
+times as long as in a loop. So what can be known of a product before a run is made once: `Strips`.
 """
 
 from __future__ import annotations
@@ -22,33 +25,42 @@ from minigraph.kernels.parallel import together
 STRIP = 256  # columns that a thread computes at once
 TILE = 32  # columns that machine code computes at once
 COPIED = 2**19  # numbers of rows that a thread has copied at most
-LEAST = 64  # rows, and products of each sum
+LEAST = 64  # rows
+LONG = 64  # products of a sum; with fewer BLAS is slow
+NARROW = 16  # columns of a product that is computed as its transpose: a tile has fewer rows than columns
+LARGE, SMALL = 2**24, 2**20  # multiplications that are worth several threads; where BLAS is slow
 
 
 class ProductEpilogue(NamedTuple):
-    """Bias, then relu, or the mask of a relu before: of a float32 product of M rows and N columns.
+    """What is computed with a float32 product a @ b of M rows and N columns: bias, then relu, or the mask of a relu
+    before; sums of columns.
 
-    by_numpy  the same on the whole product, in place: for products that BLAS computes
+    by_numpy  the same for the whole product, in place: for products that BLAS computes
     bias      [N], added to each row
     relu      whether numbers below 0 become 0
     mask      uint8 [M, 16 * ceil(N / 128)], zeros beyond N bits. With `relu` bits are written: whether a number is
               above 0. Without, numbers whose bit is 0 become 0
+    sums      [N], written: the sums of the columns of b
     """
 
     by_numpy: Callable[[np.ndarray], object]
     bias: np.ndarray | None = None
     relu: bool = False
     mask: np.ndarray | None = None
+    sums: np.ndarray | None = None
 
     def check(self, out: np.ndarray) -> None:
         """These are arrays for this product. Errors: ValueError; machine code would write other memory."""
-        (m, n), bias, mask = out.shape, self.bias, self.mask
-        fits = bias is None or (bias.shape == (n,) and bias.dtype == np.float32 and bias.flags.c_contiguous)
+        (m, n), bias, mask, sums = out.shape, self.bias, self.mask, self.sums
+        fits = all(
+            x is None or (x.shape == (n,) and x.dtype == np.float32 and x.flags.c_contiguous) for x in (bias, sums)
+        ) and (sums is None or sums.flags.writeable)
         if mask is not None:
             fits &= mask.shape == (m, -(-n // 128) * 16) and mask.dtype == np.uint8 and mask.flags.c_contiguous
             fits &= mask.flags.writeable or not self.relu
         if not fits:
-            raise ValueError(f"bias {_shown(bias)} and mask {_shown(mask)} are not those of float32[{m}, {n}]")
+            given = f"bias {_shown(bias)}, mask {_shown(mask)} and sums {_shown(sums)}"
+            raise ValueError(f"{given} are not those of float32[{m}, {n}]")
 
 
 def _shown(x: np.ndarray | None) -> str:
@@ -58,17 +70,31 @@ def _shown(x: np.ndarray | None) -> str:
 Product = tuple[np.ndarray, np.ndarray, np.ndarray, ProductEpilogue | None]  # a, b, out, and what follows on a @ b
 
 
-def faster(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
-    """Whether `multiply` can compute out = a @ b and is expected to be faster than BLAS.
+def faster(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> bool:
+    """Whether `multiply` can compute a @ b and is expected to be faster than BLAS.
 
-    That is so for float32, at least LEAST rows and products, and the columns of a strip, on the processors that
-    `compiled/gemm.py` names.
+    That is so for float32, on the processors that `compiled/gemm.py` names, where sums or rows are short or there is
+    much to do.
     """
-    if a.ndim != 2 or b.ndim != 2 or min(a.shape) < LEAST or b.shape[1] < STRIP:
+    if a.ndim != 2 or b.ndim != 2 or a.dtype != np.float32 or b.dtype != np.float32:
         return False
-    if any(x.dtype != np.float32 for x in (a, b, out)) or out.shape != (a.shape[0], b.shape[1]):
+    (m, k), n = a.shape, b.shape[1]
+    if not _worth_it(m, k, n) or k != len(b):
         return False
-    return out.flags.writeable and out.strides[1] == out.itemsize and _machine_code() is not None
+    return (out is None or _writes(a, b, out)) and _machine_code() is not None
+
+
+def _worth_it(m: int, k: int, n: int) -> bool:
+    """Whether a product of these sizes is expected to be faster."""
+    if n >= STRIP and m >= LEAST:
+        return m * k * n >= (LARGE if k >= LONG else SMALL) and k > 0
+    return 0 < n <= NARROW and m >= STRIP and k >= LONG and m * k * n >= SMALL
+
+
+def _writes(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
+    """Whether `out` is memory of its own that can hold a @ b."""
+    fits = out.dtype == np.float32 and out.shape == (len(a), b.shape[1]) and out.strides[1] == out.itemsize
+    return fits and out.flags.writeable and not (np.may_share_memory(out, a) or np.may_share_memory(out, b))
 
 
 @cache
@@ -81,7 +107,8 @@ def _machine_code() -> Any:
             return None
         if not gemm.measured_here():
             return None
-        gemm.handed_out()  # now: while threads wait for it, they are taken for slow ones
+        for make in (gemm.handed_out, gemm.placed):
+            make()  # now: while threads wait for it, they are taken for slow ones
         return gemm
 
 
@@ -90,16 +117,47 @@ def multiply(products: Sequence[Product]) -> None:
 
     The arrays of `out` share no memory with each other or with operands.
     """
-    gemm = _machine_code()
-    numbers = np.array([_numbers(*one) for one in products], np.int64)
-    strips, room = _strips(tuple((*a.shape, b.shape[1]) for a, b, *_ in products))
-    work, turns = gemm.handed_out(), np.zeros(2 * gemm.LINE, np.int64)
-    total = sum(out.size * a.shape[1] for a, _, out, _ in products)
+    Strips(products)()
 
-    def own(_: int) -> int:
-        return work(numbers, strips, turns, _address(_own.memory_of(room)))
 
-    together(min(cores(), len(strips)), own, total, lambda: int(turns[gemm.LINE]))
+class Strips:
+    """Products as in `multiply` that are computed whenever it is called, from what their operands hold then."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        turned = [one[2].shape[1] <= NARROW for one in products]
+        computed = [_transposed(one) if turn else one for one, turn in zip(products, turned, strict=True)]
+        self.behind = [pair for *pair, turn in zip(products, computed, turned, strict=True) if turn]
+        self.turned, self.arrays = turned, [list[Any](one) for one in computed]  # machine code has only their addresses
+        self.numbers = np.array([_numbers(*one) for one in computed], np.int64)
+        self.strips, self.room = _strips(tuple((*a.shape, b.shape[1]) for a, b, *_ in computed))
+        self.total = sum(out.size * a.shape[1] for a, _, out, _ in computed)
+
+    def __call__(self) -> None:
+        gemm = _machine_code()
+        turns = np.zeros(2 * gemm.LINE, np.int64)  # a helper of the call before may still look at those of that one
+        work, numbers, strips, room = gemm.handed_out(), self.numbers, self.strips, self.room
+
+        def own(_: int) -> int:
+            return work(numbers, strips, turns, _own.address_of(room))
+
+        together(min(cores(), len(strips)), own, self.total, lambda: int(turns[gemm.LINE]))
+        for (_, _, out, epilogue), (_, _, found, _) in self.behind:
+            np.copyto(out, found.T)
+            if epilogue is not None:
+                epilogue.by_numpy(out)
+
+    def replace(self, number: int, place: int, x: np.ndarray) -> None:
+        """Another first (0) or second (1) operand for the next call, of the same shape and type; who calls keeps it."""
+        if self.turned[number]:
+            place, x = 1 - place, x.T
+        self.arrays[number][place] = None
+        _machine_code().placed()(self.numbers[number, 1 + 3 * place : 4 + 3 * place], x)
+
+
+def _transposed(product: Product) -> Product:
+    """The same as b^T @ a^T, in an array of its own."""
+    a, b, out, _ = product
+    return b.T, a.T, np.empty(out.shape[::-1], out.dtype), None
 
 
 @lru_cache(maxsize=256)
@@ -130,23 +188,23 @@ def _numbers(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: ProductEpi
     """A product as machine code takes it."""
     operands = a.shape[1], _address(a), *a.strides, _address(b), *b.strides, _address(out), out.strides[0]
     if epilogue is None:
-        return *operands, 0, 0, 0, 0
+        return *operands, 0, 0, 0, 0, 0
     epilogue.check(out)
-    bias, mask = epilogue.bias, epilogue.mask
-    bits = (0, 0) if mask is None else (_address(mask), mask.strides[0])
-    return *operands, 0 if bias is None else _address(bias), epilogue.relu, *bits
+    bias, mask, sums = (0 if x is None else _address(x) for x in (epilogue.bias, epilogue.mask, epilogue.sums))
+    return *operands, bias, epilogue.relu, mask, 0 if epilogue.mask is None else epilogue.mask.strides[0], sums
 
 
 class _Copies(threading.local):
-    """Memory that a thread keeps."""
+    """Memory that a thread keeps, and its address."""
 
-    memory = np.empty(0, np.uint8)
+    memory, address = np.empty(0, np.uint8), 0
 
-    def memory_of(self, size: int) -> np.ndarray:
-        """At least so many bytes."""
+    def address_of(self, size: int) -> int:
+        """Where at least so many bytes are."""
         if self.memory.size < size:
             self.memory = np.empty(size, np.uint8)
-        return self.memory
+            self.address = _address(self.memory)
+        return self.address
 
 
 _own = _Copies()

@@ -14,20 +14,21 @@ ReserveSpace, a typed part of the interface:
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, ShapeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
-from minigraph.kernels.cpu.product import product
+from minigraph.kernels.cpu.product import Operands, prepared, product, products
 from minigraph.kernels.cpu.strips import ProductEpilogue
-from minigraph.opdef import op
+from minigraph.opdef import for_arrays, op
 from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
-from .matmul import as_rows, gradients, matmul, transposed
+from .matmul import as_rows, gradient_jobs, matmul, transposed
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
 
@@ -78,13 +79,31 @@ def fused_gemm_epilogue(
     Out          [..., N]; ReserveSpace (see the top of this file) only on demand and with an
                  activation
     """
-    Out, reserve = out or (None, None)
+    Out, _ = out or (None, None)
     shape = (*(X.shape[1:] if trans_x else X.shape[:-1]), Bias.shape[-1])
-    relu, to = activation == "relu", reserve if activation == "gelu" else Out
-    x = transposed(X.reshape(as_matrix(X.shape, True)), True) if trans_x else as_rows(X)
-    bias, mask = np.ascontiguousarray(Bias).reshape(-1), None
+    one = _product(X, Y, Bias, out, trans_x, trans_y, activation, needs)
+    z, mask = product(*one).reshape(shape), one[3].mask
+    if activation == "gelu":
+        return gelu(z, approximate=approximate, out=[Out]), z
+    return z, mask if mask is None else mask.reshape((*shape[:-1], mask.shape[-1]))
+
+
+def _left(X: np.ndarray, trans_x: bool) -> np.ndarray:
+    """X as the matrix that is multiplied."""
+    return transposed(X.reshape(as_matrix(X.shape, True)), True) if trans_x else as_rows(X)
+
+
+def _product(
+    X: np.ndarray, Y: np.ndarray, Bias: np.ndarray, out: Any, trans_x: bool, trans_y: bool, activation: str,
+    needs: Collection[str],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, ProductEpilogue]:  # fmt: skip
+    """The product, and what follows on it."""
+    x, bias, relu = _left(X, trans_x), np.ascontiguousarray(Bias).reshape(-1), activation == "relu"
+    Out, reserve = out or (None, None)
+    mask, to = None, reserve if activation == "gelu" else Out
     if relu and "ReserveSpace" in needs:
-        mask = np.zeros((len(x), mask_bytes(shape[-1])), np.uint8)
+        mask = np.zeros((len(x), mask_bytes(len(bias))), np.uint8) if reserve is None else as_rows(reserve)
+        mask.fill(0)
 
     def follow(z: np.ndarray) -> None:
         np.add(z, bias, out=z)
@@ -94,10 +113,33 @@ def fused_gemm_epilogue(
             positive_part(z, out=z)
 
     rows = None if to is None else as_rows(to)
-    z = product(x, transposed(Y, trans_y), rows, ProductEpilogue(follow, bias, relu, mask)).reshape(shape)
-    if activation == "gelu":
-        return gelu(z, approximate=approximate, out=[Out]), z
-    return z, mask if mask is None else mask.reshape((*shape[:-1], mask.shape[-1]))
+    return x, transposed(Y, trans_y), rows, ProductEpilogue(follow, bias, relu, mask)
+
+
+@for_arrays(fused_gemm_epilogue)
+def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate, needs, out, moving):
+    one = _product(X, Y, Bias, out, trans_x, trans_y, activation, needs)
+    run, (x, y, _, epilogue) = prepared([one]), one
+    if run is None or not _show((x, y, epilogue.bias), (X, Y, Bias)) or not {*moving} <= {"X"}:
+        return None
+
+    def step(X: np.ndarray | None = None) -> None:
+        if X is not None:
+            run.replace(0, 0, _left(X, trans_x))
+        if epilogue.mask is not None:  # machine code writes no bits behind the columns
+            epilogue.mask.fill(0)
+        run()
+        if activation == "gelu":
+            gelu(out[1], approximate=approximate, out=[out[0]])
+
+    return step
+
+
+def _show(views: Sequence[np.ndarray | None], arrays: Sequence[np.ndarray | None]) -> bool:
+    """Whether each view shows one of the arrays, and is no copy of what these hold now."""
+    return all(
+        view is None or any(x is not None and np.may_share_memory(view, x) for x in arrays) for view in views
+    )
 
 
 def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) -> TensorType:
@@ -183,27 +225,68 @@ def fused_gemm_epilogue_grad(
     DY     X^T @ DOut over all rows       DBias  the sum of DOut over all rows
     DXSums the sum of DX over all axes but the last: the gradient of the bias of the layer before
     """
-    DX_out, DY_out, DBias_out, DXSums_out = out or (None, None, None, None)
-    wanted = [slot for slot, own in (("X_grad", {"DX", "DXSums"}), ("Y_grad", {"DY"})) if own & {*needs}]
-    x = X.reshape(as_matrix(X.shape, True)) if trans_x else as_rows(X)
+    wanted = _gradients(DOut, X, Y, ReserveSpace, trans_x, trans_y, activation_grad, needs, out)
+    found = dict(zip(wanted, products(list(wanted.values())), strict=True))
+    DX = found["DX"].reshape(X.shape) if "DX" in found else None
+    DBias, DXSums = _rest(DX, wanted, DOut, X, ReserveSpace, activation_grad, approximate, needs, out)
+    return DX if "DX" in needs else None, found.get("DY"), DBias, DXSums
+
+
+def _gradients(
+    DOut: np.ndarray, X: np.ndarray, Y: np.ndarray, ReserveSpace: Any, trans_x: bool, trans_y: bool,
+    activation_grad: str, needs: Collection[str], out: Any,
+) -> dict[str, Operands]:  # fmt: skip
+    """The products, with relu's mask on DX and the sums for DBias beside DY, where their rows and columns fit."""
+    DX_out, DY_out, DBias_out, _ = out or (None, None, None, None)
+    slots = [slot for slot, own in (("X_grad", {"DX", "DXSums"}), ("Y_grad", {"DY"})) if own & {*needs}]
+    x, d = X.reshape(as_matrix(X.shape, True)) if trans_x else as_rows(X), as_rows(DOut)
     outs = DX_out if DX_out is None else DX_out.reshape(x.shape), DY_out
+    jobs, beside = gradient_jobs(x, Y, d, trans_x, trans_y, slots, outs), dict[str, ProductEpilogue]()
+    if activation_grad == "relu_grad" and x.shape == as_rows(X).shape:  # rows of the product are those of the mask
+        mask = np.ascontiguousarray(as_rows(ReserveSpace))
+        beside["X_grad"] = ProductEpilogue(lambda DX: masked(DX, unpack_mask(mask, DX.shape[1]), out=DX), mask=mask)
+    if "DBias" in needs and not trans_y:
+        sums = np.empty(d.shape[1:], d.dtype) if DBias_out is None else DBias_out
+        beside["Y_grad"] = ProductEpilogue(lambda _: np.sum(d, axis=0, out=sums), sums=sums)
+    return {f"D{slot[0]}": (a, b, to, beside.get(slot)) for slot, (a, b, _, to) in jobs.items()}
 
-    def unmask(DX: np.ndarray) -> None:
+
+def _rest(
+    DX: np.ndarray | None, found: Mapping[str, Operands], DOut: np.ndarray, X: np.ndarray, ReserveSpace: Any,
+    activation_grad: str, approximate: bool, needs: Collection[str], out: Any,
+) -> tuple[np.ndarray | None, np.ndarray | None]:  # fmt: skip
+    """(DBias, DXSums), and DX times the derivative of the activation, by NumPy where products have left them."""
+    _, _, DBias_out, DXSums_out = out or (None, None, None, None)
+    if DX is not None and activation_grad == "relu_grad" and found["DX"][3] is None:
         masked(DX, unpack_mask(ReserveSpace, X.shape[-1]).reshape(DX.shape), out=DX)
-
-    relu, follows = activation_grad == "relu_grad", None
-    if relu and x.shape == as_rows(X).shape:  # the rows of the product are those of the mask
-        follows = ProductEpilogue(unmask, mask=np.ascontiguousarray(as_rows(ReserveSpace)))
-    DX, DY = gradients(x, Y, as_rows(DOut), trans_x, trans_y, wanted, outs, follows)
-    DX = DX if DX is None else DX.reshape(X.shape)
-    if DX is not None and relu and follows is None:
-        unmask(DX)
     elif DX is not None and activation_grad == "gelu_grad":
         np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
-    rows = tuple(range(DOut.ndim - 1))
-    DBias = np.sum(DOut, axis=rows, out=DBias_out) if "DBias" in needs else None
-    DXSums = np.sum(DX, axis=rows, out=DXSums_out) if DX is not None and "DXSums" in needs else None
-    return DX if "DX" in needs else None, DY, DBias, DXSums
+    rows, DBias, DXSums = tuple(range(DOut.ndim - 1)), None, None
+    if "DBias" in needs:
+        beside = found["DY"][3] if "DY" in found else None
+        DBias = np.sum(DOut, axis=rows, out=DBias_out) if beside is None else beside.sums
+    if DX is not None and "DXSums" in needs:
+        DXSums = np.sum(DX, axis=rows, out=DXSums_out)
+    return DBias, DXSums
+
+
+@for_arrays(fused_gemm_epilogue_grad)
+def _(DOut, X, Y, ReserveSpace=None, *, trans_x, trans_y, activation_grad, approximate, needs, out, moving):
+    wanted = _gradients(DOut, X, Y, ReserveSpace, trans_x, trans_y, activation_grad, needs, out)
+    run, slots = prepared([*wanted.values()]), [*wanted]
+    read = [x for a, b, _, beside in wanted.values() for x in (a, b, None if beside is None else beside.mask)]
+    if run is None or not _show(read, (DOut, X, Y, ReserveSpace)) or not {*moving} <= {"X"}:
+        return None
+    like, DX = X, out[0].reshape(X.shape) if "DX" in wanted else None
+
+    def step(X: np.ndarray | None = None) -> None:
+        if X is not None:
+            x = _left(X, trans_x)
+            run.replace(slots.index("DY"), int(trans_y), x if trans_y else x.T)
+        run()
+        _rest(DX, wanted, DOut, like, ReserveSpace, activation_grad, approximate, needs, out)
+
+    return step
 
 
 @fused_gemm_epilogue_grad.flops

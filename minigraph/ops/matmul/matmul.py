@@ -11,13 +11,11 @@ import numpy as np
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.kernels.cpu.product import product, products
-from minigraph.kernels.cpu.strips import ProductEpilogue
 from minigraph.opdef import DTypeAttr, op
 from minigraph.ops.elementwise.elementwise import sum_to
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
 
-# a product: operands, shape to give, out, what follows on it
-Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None, ProductEpilogue | None]
+Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None]  # a product: operands, shape to give, out
 
 
 def transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
@@ -108,9 +106,19 @@ def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False,
 
 def gradients(
     X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, trans_x: bool, trans_y: bool, needs: Sequence[str],
-    out: Sequence[Any], follows: ProductEpilogue | None = None,
+    out: Sequence[Any],
 ) -> tuple[np.ndarray | None, np.ndarray | None]:  # fmt: skip
-    """What matmul_grad gives; `follows` on the gradient of X where all are matrices."""
+    """What matmul_grad gives."""
+    jobs = gradient_jobs(X, Y, Out_grad, trans_x, trans_y, needs, out)
+    results = dict(zip(jobs, _products(list(jobs.values())), strict=True))
+    return results.get("X_grad"), results.get("Y_grad")
+
+
+def gradient_jobs(
+    X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, trans_x: bool, trans_y: bool, needs: Sequence[str],
+    out: Sequence[Any],
+) -> dict[str, Job]:  # fmt: skip
+    """The product that each gradient is, before batches are summed."""
     x, y = transposed(X, trans_x), transposed(Y, trans_y)
     x = x[None, :] if X.ndim == 1 else x
     y = y[:, None] if Y.ndim == 1 else y
@@ -119,23 +127,22 @@ def gradients(
     x_out, y_out = out
     if "X_grad" in needs:
         first, second = (y, transposed(d, True)) if trans_x and X.ndim > 1 else (d, transposed(y, True))
-        jobs["X_grad"] = first, second, X.shape, x_out, follows
+        jobs["X_grad"] = first, second, X.shape, x_out
     if "Y_grad" in needs:
         if y.ndim == 2 and x.ndim > 2:  # one product over all rows instead of a batch and a sum
             x, d = as_rows(x), as_rows(d)
         first, second = (transposed(d, True), x) if trans_y and Y.ndim > 1 else (transposed(x, True), d)
-        jobs["Y_grad"] = first, second, Y.shape, y_out, None
-    results = dict(zip(jobs, _products(list(jobs.values())), strict=True))
-    return results.get("X_grad"), results.get("Y_grad")
+        jobs["Y_grad"] = first, second, Y.shape, y_out
+    return jobs
 
 
 def _products(jobs: list[Job]) -> list[np.ndarray]:
     """a @ b of each, brought to the shape of the operand whose gradient it is."""
     direct = [
         (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]) == shape
-        for a, b, shape, *_ in jobs
+        for a, b, shape, _ in jobs
     ]
-    wanted = [(a, b, out if d else None, follows) for (a, b, _, out, follows), d in zip(jobs, direct, strict=True)]
+    wanted = [(a, b, out if d else None, None) for (a, b, _, out), d in zip(jobs, direct, strict=True)]
     return [r if d else _brought(r, job[2]) for r, d, job in zip(products(wanted), direct, jobs, strict=True)]
 
 

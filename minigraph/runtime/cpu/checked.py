@@ -37,9 +37,9 @@ class CheckedPlan(Plan):
     def _lasting(self, bound: Any, env: Any, facts: Any) -> None:
         """Every step is looked at in every run."""
 
-    def _call(self, step: Step, kernel: Callable[[], Any]) -> Any:
+    def _call(self, step: Step, kernel: Callable[..., Any], *arrays: np.ndarray) -> Any:
         """What the kernel returns, once it has been looked at."""
-        results = super()._call(step, kernel)
+        results = super()._call(step, kernel, *arrays)
         arrays = (results,) if len(step.outputs) == 1 or not isinstance(results, tuple) else results
         written = self._seen(step.outputs, arrays)
         if any(seen.kinds for seen in written.values()):

@@ -33,6 +33,7 @@ from .buffers import assign_buffers
 from .memory import LARGE, PAGE, AddressRange, pages
 
 LOW_PRECISION = frozenset({float16, bfloat16})
+Lasting = tuple[Callable[..., None], list[tuple[int, np.ndarray]], list[int]]  # as in ScopeFacts
 
 
 @dataclass
@@ -51,14 +52,15 @@ class ScopeFacts:
     """What is known of a Scope until a name gets another array there.
 
     env      persistables in the places of their values, and in those of what lasting calls make of them
-    lasting  number of a step: (call, made) where the step has the same arrays in every run: `call()` runs it on them,
-             `made` are those that steps before it have written, with their values; None where that cannot be
+    lasting  number of a step: (call, made, moved) where the step has the same arrays in every run but for those of
+             the values `moved`: `call(*these)` runs it on them, `made` are those that steps before it have written,
+             with their values; None where that cannot be
     steady   whether a run has left all names their arrays
     """
 
     version: int
     env: list[Any]
-    lasting: dict[int, tuple[Callable[[], None], list[tuple[int, np.ndarray]]] | None] = field(default_factory=dict)
+    lasting: dict[int, Lasting | None] = field(default_factory=dict)
     steady: bool = False
 
     def __post_init__(self) -> None:
@@ -150,7 +152,7 @@ class Plan:
                     if lasting is None or any(env[i] is not array for i, array in lasting[1]):
                         self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
                     else:
-                        self._call(bound.step, lasting[0])
+                        self._call(bound.step, lasting[0], *[env[i] for i in lasting[2]])
             number = len(self.steps)
             scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         except BaseException as problem:
@@ -172,20 +174,21 @@ class Plan:
     def _lasting(self, bound: BoundStep, env: list[Any], facts: ScopeFacts) -> Any:
         """What `ScopeFacts.lasting` holds for a step; a kernel that knows how to use it has a function `for_arrays`."""
         step, prepare = bound.step, getattr(bound.kernel, "for_arrays", None)
-        read = [(i, self.values[i]) for i in step.read]
-        known = all(v.buffer is not None or (v.persistable and v.producer < 0) for _, v in read)
-        if prepare is None or bound.out is None or not known:
+        if prepare is None or bound.out is None:
             return None
-        call = prepare(*_arrays_of(bound.inputs, env), out=tuple(_arrays_of(bound.out, env)), **bound.attrs)
+        moved, moving = _moved(step, self.values)
+        args, out = _arrays_of(bound.inputs, env), _arrays_of(bound.out, env)
+        outputs, targets = flat(step.outputs), flat(out)
+        call = prepare(*args, out=tuple(out), moving=moving, **bound.attrs) if len(outputs) == len(targets) else None
         if call is None:
             return None
-        for output, source in zip(flat(step.outputs), flat(step.in_place), strict=True):
-            env[output] = facts.env[output] = env[source]
-        return call, [(i, env[i]) for i, v in read if v.buffer is not None]
+        for output, array in zip(outputs, targets, strict=True):
+            env[output] = facts.env[output] = array
+        return call, [(i, env[i]) for i in step.read if self.values[i].buffer is not None], moved
 
-    def _call(self, step: Step, kernel: Callable[[], Any]) -> Any:
+    def _call(self, step: Step, kernel: Callable[..., Any], *arrays: np.ndarray) -> Any:
         try:
-            return kernel()
+            return kernel(*arrays)
         except Exception as problem:
             raise self._failure(step, problem) from problem
 
@@ -302,8 +305,16 @@ def _may_use_threads_of_blas(bound: BoundStep, values: Sequence[Value]) -> bool:
 
     To set the threads of BLAS and to set them back is work for each run that updates alone need not do.
     """
-    touched = () if hasattr(bound.kernel, "for_arrays") else (*bound.step.read, *bound.step.written)
+    touched = () if "optimizer" in bound.step.op.opdef.traits else (*bound.step.read, *bound.step.written)
     return any(values[i].type.size >= SMALL for i in touched)
+
+
+def _moved(step: Step, values: Sequence[Value]) -> tuple[list[int], list[str]]:
+    """The values that a step reads whose arrays are others in each run, and the names of their slots."""
+    read = [(i, values[i]) for i in step.read]
+    moved = [i for i, v in read if v.buffer is None and not (v.persistable and v.producer < 0)]
+    slots = zip(step.op.opdef.input_names, step.inputs, strict=False)
+    return moved, [name for name, slot in slots if not {*moved}.isdisjoint(flat([slot]))]
 
 
 def _target(planned: Any, in_place: Any) -> Any:

@@ -26,7 +26,7 @@ from .vectors import (
     ROWS,
     SIZE,
     add_tile,
-    add_vector,
+    add_vectors,
     copy,
     keep,
     number_at,
@@ -51,6 +51,7 @@ PRODUCT = (
     # address of bits, bytes from a row to the next, whole vectors of them; 0 for none. With relu each is written:
     # whether its number is above 0. Without, numbers whose bit is 0 become 0
     "mask", "mask_row",
+    "sums",  # address of numbers that become the sums of the columns of b; 0 for none
 )  # fmt: skip
 TOGETHER = 8  # products of a panel that are copied at once: whole lines are written, and few rows read at a time
 
@@ -88,14 +89,15 @@ def handed_out() -> Callable[..., int]:
             if turn >= len(pieces):
                 return own
             which, i, m, j, n = pieces[turn]
-            k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, bias, relu, mask, mask_row = products[which]
+            k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, bias, relu, mask, mask_row, sums = products[which]
             fresh = which != before or i != copied or k > INNER
             a, b, c = a + i * a_row, b + j * b_column, c + i * c_row + j * SIZE
             bias, mask = bias + j * SIZE if bias != 0 else 0, mask + i * mask_row + j // 8 if mask != 0 else 0
+            sums = sums + j * SIZE if sums != 0 and i == 0 else 0
             for start in range(0, k, INNER):
                 _multiply(
                     m, n, min(INNER, k - start), a + start * a_inner, a_row, a_inner, b + start * b_inner, b_inner,
-                    b_column, c, c_row, start, memory, fresh, start + INNER >= k, bias, relu, mask, mask_row,
+                    b_column, c, c_row, start, memory, fresh, start + INNER >= k, bias, relu, mask, mask_row, sums,
                 )  # fmt: skip
             before, copied = which, i
             own += m * n * k
@@ -105,8 +107,22 @@ def handed_out() -> Callable[..., int]:
     return kept(njit, types.int64(rows, rows, words, types.int64), nogil=True)(work)
 
 
+@cache
+def placed() -> Callable[..., None]:
+    """place(numbers, x): address of a float32 matrix, bytes from a row to the next, from a column to the next.
+
+    NumPy says an address in a dict of much else, by Python: where the caches hold nothing of it that takes 20 us.
+    """
+
+    def place(numbers, x):
+        numbers[0], numbers[1], numbers[2] = x.ctypes.data, x.strides[0], x.strides[1]
+
+    return kept(njit, types.void(types.int64[::1], types.Array(types.float32, 2, "A", readonly=True)))(place)
+
+
 def _multiply(
-    m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask, mask_row
+    m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask, mask_row,
+    sums,
 ):  # fmt: skip
     """c = a @ b, and what follows on it.
 
@@ -118,11 +134,12 @@ def _multiply(
 
 @overload(_multiply)
 def _(
-    m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask, mask_row
+    m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask, mask_row,
+    sums,
 ):  # fmt: skip
     def multiply(
         m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask,
-        mask_row,
+        mask_row, sums,
     ):  # fmt: skip
         high, wide = (m + ROWS - 1) // ROWS * ROWS, (n + COLUMNS - 1) // COLUMNS * COLUMNS
         rows = (memory + BYTES - 1) // BYTES * BYTES
@@ -136,6 +153,8 @@ def _(
             if fresh:
                 _pack(rows, a + start * a_inner, a_row, a_inner, m, depth, ROWS)
             _pack(columns, b + start * b_inner, b_column, b_inner, n, depth, COLUMNS)
+            if sums != 0:
+                _sum(columns, n, depth, sums, edge, more + start)
             for i in range(0, m, ROWS):
                 for j in range(0, n, COLUMNS):
                     place, across, down = c + i * c_row + j * SIZE, min(COLUMNS, n - j), min(ROWS, m - i)
@@ -170,6 +189,26 @@ def _(source, row, to, step, rows, columns, high, wide):
     return move
 
 
+def _sum(panels, n, depth, sums, edge, more):
+    """The sums of packed columns, added to what `sums` has where `more` is not 0; `edge` is memory for a panel's."""
+
+
+@overload(_sum)
+def _(panels, n, depth, sums, edge, more):
+    def add_up(panels, n, depth, sums, edge, more):
+        for j in range(0, n, COLUMNS):
+            place, panel, across = sums + j * SIZE, panels + j * depth * SIZE, min(COLUMNS, n - j)
+            _move(place, 0, edge, 0, 1 if more != 0 else 0, across, 1, COLUMNS)
+            for lane in range(0, COLUMNS, LANES):
+                for k in range(0, depth // TOGETHER * TOGETHER, TOGETHER):
+                    add_vectors(edge + lane * SIZE, panel + (k * COLUMNS + lane) * SIZE, COLUMNS * SIZE, TOGETHER)
+                for k in range(depth // TOGETHER * TOGETHER, depth):
+                    add_vectors(edge + lane * SIZE, panel + (k * COLUMNS + lane) * SIZE, 0, 1)
+            _move(edge, 0, place, 0, 1, across, 1, across)
+
+    return add_up
+
+
 def _follow(at, step, rows, bias, relu, bits, bits_row):
     """What follows on the sums of a tile, as PRODUCT says it; `bias` and `bits` are those of the tile."""
 
@@ -183,7 +222,7 @@ def _(at, step, rows, bias, relu, bits, bits_row):
             for j in range(0, COLUMNS, LANES):
                 numbers, some = at + i * step + j * SIZE, bits + i * bits_row + j // 8
                 if bias != 0:
-                    add_vector(numbers, bias + j * SIZE)
+                    add_vectors(numbers, bias + j * SIZE, 0, 1)
                 if relu != 0:
                     above = positive_part(numbers)
                     if bits != 0:

@@ -170,15 +170,22 @@ def put(context, number, address):
 
 
 @intrinsic
-def add_vector(context, to, other):
-    """Add LANES numbers to others."""
+def add_vectors(context, to, source, step, count):
+    """Add `count` vectors, a literal, to the LANES numbers at `to`, one after the other.
+
+    step  from a vector to the next
+    """
 
     def emit(context, builder, signature, values):
-        v, (to, other) = Vectors(builder), values
-        v.store(builder.fadd(v.load(to), v.load(other)), to)
+        v, (to, source, step, _) = Vectors(builder), values
+        sums = v.load(to)
+        for _ in range(signature.args[3].literal_value):
+            sums = builder.fadd(sums, v.load(source))
+            source = v.at(source, step)
+        v.store(sums, to)
         return context.get_dummy_value()
 
-    return types.none(types.int64, types.int64), emit
+    return types.none(types.int64, types.int64, types.int64, count), emit
 
 
 @intrinsic
