@@ -70,7 +70,7 @@ def products(operands: Sequence[Operands]) -> list[np.ndarray]:
 
 def prepared(operands: Sequence[Operands]) -> Strips | None:
     """`products` that are computed whenever it is called; None where BLAS computes one, or has no `out`."""
-    if any(out is None or not faster(a, b, out) for a, b, out, _ in operands) or not _apart(operands):
+    if not operands or any(out is None or not faster(a, b, out) for a, b, out, _ in operands) or not _apart(operands):
         return None
     return Strips([(a, b, out, epilogue) for a, b, out, epilogue in operands if out is not None])
 
