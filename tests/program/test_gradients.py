@@ -153,6 +153,27 @@ def test_the_page_on_gradients_runs() -> None:
     exec(compile(code, "docs/gradients.md", "exec"), {})  # its own assertions
 
 
+@pytest.mark.parametrize("how", ["stop_gradient", "no_grad_set"])
+@pytest.mark.parametrize("passes", [False, True], ids=["plain", "passes"])
+def test_nothing_flows_through_an_input_that_is_blocked(how: str, passes: bool) -> None:
+    """The gradient of x is the same, whether that of h is asked for, too."""
+    box = Box(mg, "blocked")
+    x, stopped = box.data("x", [2, 3]), how == "stop_gradient"
+    h = mg.tanh(x)
+    h.stop_gradient = stopped
+    y = mg.sum(h * h * mg.exp(x))
+    (alone,) = static.gradients(y, [x], no_grad_set=None if stopped else [h])
+    beside, inner = static.gradients(y, [x, h], no_grad_set=None if stopped else [h])
+    fetches = [alone, beside, inner] if stopped else [alone, beside]
+    program: Any = with_passes(static.default_main_program()) if passes else static.default_main_program()
+    numbers = box.feed["x"]
+    dense, slopes = np.tanh(numbers), np.exp(numbers)
+    expected = [dense**2 * slopes, dense**2 * slopes, 2 * dense * slopes]
+    for array, numbers in zip(static.Executor().run(program, box.feed, fetches), expected, strict=False):
+        np.testing.assert_allclose(array, numbers, rtol=1e-12)
+    assert (inner is not None) == stopped  # no_grad_set says that it has none, as in Paddle 2.6.2
+
+
 # clone(for_test=True)
 
 
