@@ -99,6 +99,7 @@ def multiply(products: Sequence[Product]) -> None:
     def own(_: int) -> int:
         return work(numbers, strips, turns, _address(_own.memory_of(room)))
 
+    own.products = products  # type: ignore[attr-defined]  # machine code has only their addresses
     together(min(cores(), len(strips)), own, total, lambda: int(turns[gemm.LINE]))
 
 
