@@ -75,6 +75,14 @@ def format_member(member: Member) -> str:
     return f"{', '.join(outs)} = {opdef.type}({', '.join(args)}){attrs}{number}"
 
 
+def body_for_test(lines: Sequence[str]) -> tuple[str, ...]:
+    """The body in its inference form: nothing is dropped, and running statistics are read and stay."""
+    return tuple(
+        format_member(member._replace(attrs={**member.attrs, "is_test": True})) if "is_test" in member.attrs else line
+        for line, member in zip(lines, parse_body(tuple(lines)), strict=True)
+    )
+
+
 def _word(value: Any) -> str:
     if isinstance(value, np.dtype):
         return value.name

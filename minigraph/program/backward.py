@@ -79,8 +79,9 @@ def gradients(
 
     targets, inputs   Variables or lists of them; inputs may be any, parameters or not
     target_gradients  one for each target with its shape, None for ones
-    Returns a gradient for each input, None where no target depends on it. The result can be
-    differentiated again where the grad operators have gradient rules themselves.
+    no_grad_set       variables or names through which no gradient flows, as through those with stop_gradient
+    Returns a gradient for each input, None where no target depends on it, or no_grad_set has it. The result can
+    be differentiated again where the grad operators have gradient rules themselves.
     """
     targets, inputs = as_list(targets), as_list(inputs)
     require(targets and inputs, "gradients needs targets and inputs", ProgramError)
@@ -97,7 +98,9 @@ def gradients(
         require(s is None or isinstance(s, Variable), f"gradient {s!r} of target {t} is no variable", ProgramError)
         require(s is None or s.block is block, f"gradient {s} of target {t} belongs to another program", FOREIGN)
         require(s is None or s.type.accepts(t.type), f"gradient {s} of target {t} has another shape or type")
-    return _Differentiation(block, targets, seeds, inputs, _names(block, no_grad_set)).run()
+    blocked = _names(block, no_grad_set)
+    grads = iter(_Differentiation(block, targets, seeds, [v for v in inputs if v.name not in blocked], blocked).run())
+    return [None if v.name in blocked else next(grads) for v in inputs]
 
 
 def gradients_with_optimizer(program: Any, optimizer: Any, inputs: Any = None, outputs: Any = None) -> tuple[Any, Any]:
@@ -139,6 +142,7 @@ class _Differentiation:
         self.block, self.program = block, block.program
         self.targets, self.seeds, self.wanted, self.blocked = targets, seeds, wanted, blocked
         self.is_loss = is_loss  # training, not gradients()
+        self.ends = {id(v) for v in wanted if v.stop_gradient}  # nothing flows on through these
         self.contributions: dict[int, list[Variable]] = {}  # id(variable) -> gradients to be summed
         self.variables: dict[int, Variable] = {}
         self.total: dict[int, Variable] = {}
@@ -159,12 +163,16 @@ class _Differentiation:
             for op in reversed(ops):
                 if not any(id(v) in self.contributions for v in op.output_vars):
                     continue
-                if op.opdef.differentiable and any(id(v) in active for v in op.input_vars):
+                if op.opdef.differentiable and any(id(v) in active for v in op.input_vars) and self._is_reached(op):
                     self._differentiate(op, active)
                 self._forget_overwritten(op)
             for v in list(self.variables.values()):
                 self._finish(v)
         return [self.total.get(id(v)) for v in self.wanted]
+
+    def _is_reached(self, op: Operator) -> bool:
+        """Whether a gradient flows into the operator through one of its outputs."""
+        return any(id(v) in self.contributions and id(v) not in self.ends for v in op.output_vars)
 
     def _active(self, ops: list[Operator]) -> set[int]:
         """Variables (by id) that depend on something wanted, through operators with gradients."""
@@ -208,7 +216,7 @@ class _Differentiation:
             raise NO_GRADIENT(f"{op.type} has no gradient rule", call=op.call(), site=op.site)
         grads_of_outputs = {}
         for slot in opdef.outputs:
-            grads = [self._finish(v) for v in op.outputs.get(slot.name, ())]
+            grads = [None if id(v) in self.ends else self._finish(v) for v in op.outputs.get(slot.name, ())]
             grads_of_outputs[f"{slot.name}_grad"] = grads
             if f"{slot.name}_grad" not in opdef.grad_parameters and any(grad is not None for grad in grads):
                 raise NO_GRADIENT(

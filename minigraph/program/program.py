@@ -26,6 +26,7 @@ from minigraph.errors import (
     shortened,
 )
 from minigraph.errors.kinds import NAME, NO_NUMBERS, UNKNOWN_FEED, UNKNOWN_NAME, no_memory
+from minigraph.opdef.body import body_for_test
 from minigraph.opdef.inner import InnerBlock
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
@@ -302,6 +303,8 @@ def _copied_at_once(program: Program, kept: Sequence[Operator], for_test: bool) 
         attrs = {name: _copied_attr(value, copy, for_test) for name, value in op.attrs.items()}
         if for_test and "is_test" in attrs:
             attrs["is_test"] = True
+        if for_test and "body" in attrs:
+            attrs["body"] = body_for_test(attrs["body"])
         copied[id(op)] = Operator(
             copy.block0, op.opdef,
             {s: [copies[v] for v in vs] for s, vs in op.inputs.items()},

@@ -26,11 +26,17 @@ def layout(lives: Sequence[Life], room: int = 0) -> tuple[list[int], int]:
     """(offset of each block, bytes in all): the best of a few ways to place them.
 
     Blocks are placed in the order of their birth; where that takes more than is ever live at once, and more than the
-    `room` that is there anyway, also the large ones first, which leaves fewer gaps.
+    `room` that is there anyway, also those of the fullest step first, or the large ones, which leaves fewer gaps.
     """
     offsets, size = by_birth(lives)
-    enough = max(room, most_live(lives))
-    for key in (_bytes, _bytes_times_steps, _steps) if len(lives) <= FEW else (_bytes,):
+    most, at = peak(lives)
+    enough = max(room, most)
+
+    def of_peak(life: Life) -> tuple[int, ...]:
+        """The blocks of the fullest step first: of these what lives longest from then on lies lowest."""
+        return life.first <= at <= life.last, life.last, life.nbytes
+
+    for key in (of_peak, _bytes, _bytes_times_steps, _steps) if len(lives) <= FEW else (_bytes,):
         if size <= enough:
             break
         other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives)

@@ -17,6 +17,16 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are n
 SOURCE = 'extern "C" __global__ void nothing() {}'
 
 
+@pytest.fixture(autouse=True)
+def own_folder():
+    """A folder of the process that nobody has used: kernels are looked for there, too."""
+    made = cache(compile._own_folder.__wrapped__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile, "_own_folder", made)
+        yield
+    made().cleanup()
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """The sources that NVRTC was asked for."""
@@ -63,16 +73,7 @@ def test_where_the_folder_cannot_be_written_kernels_go_with_the_process(compiled
     assert str(first.path.parent) == compile._own_folder().name
 
 
-@pytest.fixture
-def own_folder(monkeypatch):
-    """A folder of the process that nobody has used."""
-    made = cache(compile._own_folder.__wrapped__)
-    monkeypatch.setattr(compile, "_own_folder", made)
-    yield
-    made().cleanup()
-
-
-def test_on_a_full_disk_kernels_go_with_the_process(compiled, monkeypatch, tmp_path, own_folder):
+def test_on_a_full_disk_kernels_go_with_the_process(compiled, monkeypatch, tmp_path):
     monkeypatch.setattr(compile, "CACHE", tmp_path)
     fdopen = os.fdopen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -177,6 +178,20 @@ def test_any_order_and_any_number_of_threads_give_the_same_bits(monkeypatch):
         out = np.empty_like(expected)
         strips.multiply([(a, b, out, None)])
         np.testing.assert_array_equal(out, expected)
+
+
+def test_arrays_live_as_long_as_who_computes_them(monkeypatch):
+    """After Ctrl-C twice the caller does not wait for its helpers, and its arrays may go."""
+    helpers = []
+    monkeypatch.setattr(strips, "together", lambda threads, work, total, done: helpers.append(work))
+    a, b = operands(64, 64, 256)
+    out, bias, mask = np.empty((64, 256), np.float32), np.ones(256, np.float32), np.zeros((64, 32), np.uint8)
+    arrays = [weakref.ref(x) for x in (a, b, out, bias, mask)]
+    strips.multiply([(a, b, out, strips.ProductEpilogue(np.copy, bias, True, mask))])
+    del a, b, out, bias, mask
+    assert all(array() is not None for array in arrays)
+    helpers.clear()
+    assert not any(array() is not None for array in arrays)
 
 
 def test_strips_cover_all_columns():

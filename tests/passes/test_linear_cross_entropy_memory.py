@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import minigraph as mg
 from bench import gpu_linear_cross_entropy as bench
 from bench.gpu_linear_cross_entropy_step import step_program
+from minigraph.incubate.optimizer import GradientMergeOptimizer
 from minigraph.kernels import chunks
 from minigraph.kernels.cuda.record.calls import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
@@ -54,6 +57,24 @@ def test_gradients_that_are_added_plan_no_more(dtype, kind, every):
     for size in (SMALL, LARGE):
         for rows in ROWS:
             check(net(rows, size, dtype, "AdamW", kind=kind, clip=rows == 1024), rows, every)
+
+
+AROUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # type of parameters, and what stands around the optimizer
+    "O1": ("float32", lambda o: mg.static.amp.decorate(o, level="O1", dtype="bfloat16")),
+    "O2": ("float32", lambda o: mg.static.amp.decorate(o, level="O2", dtype="bfloat16")),
+    "merged": ("bfloat16", lambda o: GradientMergeOptimizer(o, 2)),
+    "merged O1": (
+        "float32", lambda o: GradientMergeOptimizer(mg.static.amp.decorate(o, level="O1", dtype="bfloat16"), 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["alone", "all"])
+@pytest.mark.parametrize("around", AROUND)
+def test_a_tied_weight_plans_no_more_whatever_is_around_its_optimizer(around, every):
+    """Under mixed precision its gradients are added behind a cast; merged ones lie beside those of one batch."""
+    dtype, wrap = AROUND[around]
+    for size, rows in ((SMALL, 128), (LARGE, 1024), (LARGE, 4096), (SMALL, 8192)):
+        check(net(rows, size, dtype, "AdamW", kind="tied", clip=True, around=wrap), rows, every)
 
 
 def test_no_more_on_a_cpu():

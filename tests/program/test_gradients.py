@@ -153,6 +153,27 @@ def test_the_page_on_gradients_runs() -> None:
     exec(compile(code, "docs/gradients.md", "exec"), {})  # its own assertions
 
 
+@pytest.mark.parametrize("how", ["stop_gradient", "no_grad_set"])
+@pytest.mark.parametrize("passes", [False, True], ids=["plain", "passes"])
+def test_nothing_flows_through_an_input_that_is_blocked(how: str, passes: bool) -> None:
+    """The gradient of x is the same, whether that of h is asked for, too."""
+    box = Box(mg, "blocked")
+    x, stopped = box.data("x", [2, 3]), how == "stop_gradient"
+    h = mg.tanh(x)
+    h.stop_gradient = stopped
+    y = mg.sum(h * h * mg.exp(x))
+    (alone,) = static.gradients(y, [x], no_grad_set=None if stopped else [h])
+    beside, inner = static.gradients(y, [x, h], no_grad_set=None if stopped else [h])
+    fetches = [alone, beside, inner] if stopped else [alone, beside]
+    program: Any = with_passes(static.default_main_program()) if passes else static.default_main_program()
+    numbers = box.feed["x"]
+    dense, slopes = np.tanh(numbers), np.exp(numbers)
+    expected = [dense**2 * slopes, dense**2 * slopes, 2 * dense * slopes]
+    for array, numbers in zip(static.Executor().run(program, box.feed, fetches), expected, strict=False):
+        np.testing.assert_allclose(array, numbers, rtol=1e-12)
+    assert (inner is not None) == stopped  # no_grad_set says that it has none, as in Paddle 2.6.2
+
+
 # clone(for_test=True)
 
 
@@ -283,3 +304,26 @@ def test_a_test_clone_of_a_program_whose_passes_join_no_roles(flag: str) -> None
     values = [exe.run(p, box.feed, [loss])[0] for p in (test, main.clone(for_test=True))]
     np.testing.assert_allclose(*values, rtol=1e-12)
     assert all((before[n] == v).all() for n, v in main.state_dict().items())
+
+
+@pytest.mark.parametrize("flag", ["fuse_elementwise", "fuse_foreach"])
+def test_a_test_clone_of_a_program_whose_passes_join_elementwise_operators(flag: str) -> None:
+    """What is inside of a fused operator drops nothing, and leaves running statistics alone."""
+    main, startup, scope = static.Program(), static.Program(), static.Scope()
+    main.random_seed = 3
+    with static.program_guard(main, startup):
+        x = static.data("x", [8, 4])
+        h = static.nn.batch_norm(mg.nn.functional.dropout(mg.tanh(x) * 2.0, 0.5))
+        out = mg.mean(mg.square(mg.nn.functional.dropout(h + x, 0.5)))
+    fused = static.CompiledProgram(main, build_strategy=static.BuildStrategy(**{flag: True})).program_for([out.name])
+    inside = {"fuse_elementwise": "dropout(", "fuse_foreach": "running_average("}[flag]
+    assert any(inside in line for op in fused.ops for line in op.attrs.get("body", ()))
+    exe, feed = static.Executor(), {"x": np.random.default_rng(0).normal(size=(8, 4)).astype("float32")}
+    exe.run(startup, scope=scope)
+    exe.run(main, feed, [out], scope=scope)  # the statistics are no longer those of the beginning
+    before = {name: scope.read(name).tobytes() for name in scope.list_names()}
+    (expected,) = exe.run(main.clone(for_test=True), feed, [out.name], scope=scope)
+    for _ in range(2):
+        (found,) = exe.run(fused.clone(for_test=True), feed, [out.name], scope=scope)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert before == {name: scope.read(name).tobytes() for name in scope.list_names()}

@@ -77,6 +77,21 @@ def test_a_layout_is_the_best_of_several_ways():
     assert layout(lives)[1] == most_live(lives)
 
 
+def test_what_lives_at_the_fullest_step_is_placed_first():
+    """The gradients of a last layer that are merged: all other ways leave a gap as large as one of them."""
+    lives = [
+        Life(size << 20, *steps)
+        for size, *steps in (
+            (128, 7, 14), (256, 14, 24), (128, 17, 28), (256, 23, 24), (256, 24, 35), (256, 25, 26), (128, 26, 38),
+            (256, 27, 29), (256, 28, 29), (256, 29, 35), (256, 30, 31), (128, 31, 40),
+        )
+    ]  # fmt: skip
+    keys = memory._bytes, memory._bytes_times_steps, memory._steps
+    others = [by_birth(lives)[1], *(by_importance(lives, key)[1] for key in keys)]
+    assert min(others) == 1280 << 20
+    assert layout(lives)[1] == most_live(lives) == 1152 << 20
+
+
 # orders of calls
 
 UNITS = st.lists(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import minigraph as mg
 from minigraph.program import unique_name
 from minigraph.runtime.memory import ALL_SMALL
@@ -11,8 +14,13 @@ LARGE, SMALL = (128256, 4096), (32000, 1024)
 ROWS = (128, 1024, 4096, 5000, 8192, 16384)
 
 
-def net(rows, size, dtype, optimizer="SGD", bias=False, kind="plain", clip=False):
-    """(program, loss, feeds) of a last layer from H to V; kind: cast, layer, tied or two heads of one weight."""
+def net(
+    rows, size, dtype, optimizer="SGD", bias=False, kind="plain", clip=False, around: Callable[[Any], Any] = lambda o: o
+):  # fmt: skip
+    """(program, loss, feeds) of a last layer from H to V; kind: cast, layer, tied or two heads of one weight.
+
+    around  gives the optimizer that minimizes, of the one that is named
+    """
     classes, width = size
     main = mg.static.Program()
     with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
@@ -36,7 +44,7 @@ def net(rows, size, dtype, optimizer="SGD", bias=False, kind="plain", clip=False
                 losses.append(mg.nn.functional.cross_entropy(mg.cast(z, "float32") if kind == "cast" else z, y))
             loss = losses[0] if len(losses) == 1 else losses[0] + losses[1]
             norm = mg.nn.ClipGradByGlobalNorm(1.0) if clip else None
-            getattr(mg.optimizer, optimizer)(0.1, grad_clip=norm).minimize(loss)
+            around(getattr(mg.optimizer, optimizer)(0.1, grad_clip=norm)).minimize(loss)
         finally:
             mg.set_default_dtype("float32")
     return main, loss, feeds

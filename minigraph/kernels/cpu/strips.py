@@ -127,7 +127,8 @@ class Strips:
         turned = [one[2].shape[1] <= NARROW for one in products]
         computed = [_transposed(one) if turn else one for one, turn in zip(products, turned, strict=True)]
         self.behind = [pair for *pair, turn in zip(products, computed, turned, strict=True) if turn]
-        self.turned, self.arrays = turned, [list[Any](one) for one in computed]  # machine code has only their addresses
+        self.turned, self.arrays = turned, [list[Any](one) for one in computed]
+        self.moved = list[tuple[int, int]]()  # operands that hold for one call
         self.numbers = np.array([_numbers(*one) for one in computed], np.int64)
         self.strips, self.room = _strips(tuple((*a.shape, b.shape[1]) for a, b, *_ in computed))
         self.total = sum(out.size * a.shape[1] for a, _, out, _ in computed)
@@ -140,17 +141,23 @@ class Strips:
         def own(_: int) -> int:
             return work(numbers, strips, turns, _own.address_of(room))
 
+        # machine code has only addresses, and who is interrupted twice leaves while a helper may be at work
+        own.arrays = [*map(tuple, self.arrays)]  # type: ignore[attr-defined]
         together(min(cores(), len(strips)), own, self.total, lambda: int(turns[gemm.LINE]))
+        while self.moved:
+            number, place = self.moved.pop()
+            self.arrays[number][place] = None
         for (_, _, out, epilogue), (_, _, found, _) in self.behind:
             np.copyto(out, found.T)
             if epilogue is not None:
                 epilogue.by_numpy(out)
 
     def replace(self, number: int, place: int, x: np.ndarray) -> None:
-        """Another first (0) or second (1) operand for the next call, of the same shape and type; who calls keeps it."""
+        """Another first (0) or second (1) operand for the next call, of the same shape and type; then it is let go."""
         if self.turned[number]:
             place, x = 1 - place, x.T
-        self.arrays[number][place] = None
+        self.arrays[number][place] = x
+        self.moved.append((number, place))
         _machine_code().placed()(self.numbers[number, 1 + 3 * place : 4 + 3 * place], x)
 
 

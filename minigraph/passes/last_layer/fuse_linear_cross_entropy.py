@@ -102,18 +102,21 @@ class LinearCrossEntropy(Rule):
 
         Unfused, a product adds to what is there (fuse_grad_accumulation), or scores wait until a gradient is used up.
         """
-        others = [op for op in head.W.consumers if op is not head.product and op.grads]
+        source = _before_cast(head.W)
+        readers = [*head.W.consumers, *(source.consumers if source is not head.W else ())]
+        others = [op for op in readers if op is not head.product and op is not head.W.producer and op.grads]
         heads = 1 + sum(op.type in ("matmul", FUSED) for op in others)
         trained = any("Y_grad" in grad.outputs for grad in head.product.grads)
         if not trained or not others or not (self.accumulates or heads > 1):
             return
         rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
-        which = f"the gradient of {head.W.name} is added to that of {others[0].label()}"
+        which = f"the gradient of {source.name} is added to that of {others[0].label()}"
         refuse_unless(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
         _, own = rows_at_once(rows, width, classes, size, self.chunking, head.Bias is not None)
         scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
-        unfused = heads * scores + gradient
-        fused = max(own + x, 2 * gradient)
+        added = classes * width * source.type.dtype.itemsize
+        unfused = heads * scores + added
+        fused = max(own + x, 2 * added)
         if heads > 1:
             apart = scores + heads * gradient
             unfused = min(unfused, apart) if self.accumulates else max(unfused, apart)
@@ -143,6 +146,12 @@ class LinearCrossEntropy(Rule):
         if head.square is not None:
             results.append(_shaped(g, _times(g, square, head.square_factor), head.square.outputs["Out"][0].type))
         return tuple(results)
+
+
+def _before_cast(v: VarNode) -> VarNode:
+    """The parameter of which `v` is the copy in 16 bits that mixed precision reads; or `v` itself."""
+    op = v.producer
+    return op.inputs["X"][0] if op is not None and op.type == "cast" else v
 
 
 def _times(g: GraphBuilder, x: VarNode, factor: float) -> VarNode:
