@@ -60,16 +60,6 @@ class Adjacency(Versions):
             for v in vs:
                 v.producer = op
 
-    def _cut(self, op: Any) -> None:
-        """Remove all edges of an operator."""
-        for vs in op.inputs.values():
-            for v in vs:
-                v.read_by.pop(op, None)
-        for vs in op.outputs.values():
-            for v in vs:
-                if v.producer is op:
-                    v.producer = None
-
     def _with(self, edges: Edges, at: Position) -> Edges:
         """The edges between two nodes and one more."""
         if len(edges) == 1:

@@ -260,11 +260,15 @@ class Graph(Adjacency):
         changed = self.changed
         del self.nodes[op], self._by_type[op.type][op]
         self._sorted = None
-        self._cut(op)
+        for vs in op.inputs.values():
+            for v in vs:
+                v.read_by.pop(op, None)
         changed.pop(op, None)
         for vs in op.outputs.values():
             for v in vs:
                 changed[v] = None
+                if v.producer is op:
+                    v.producer = None
         for grad in op.grads:
             changed[grad] = None
         if op.forward is not None:
@@ -281,6 +285,24 @@ class Graph(Adjacency):
             self.newest[v.name] = before
         else:
             del self.newest[v.name]
+
+    def exchange(self, made: Iterable[OpNode], gone: Iterable[OpNode], dead: Iterable[VarNode]) -> None:
+        """Put operators in the place of others, with which the values `dead` go that only those write and read.
+
+        New values that they write have no names of the graph yet: `enter_var` gives them one.
+        """
+        for op in made:
+            self.add_op(op)
+        for op in gone:
+            self.remove_op(op)
+        for v in dead:
+            self.remove_var(v)
+
+    def enter_var(self, v: VarNode, name: str) -> None:
+        """Give a value that operators of the graph write, but which is not in it yet, a name that is free."""
+        assert name not in self.newest
+        v.name = name
+        self.newest[name] = v
 
     def merge_var(self, v: VarNode, into: VarNode) -> None:
         """Let the operators that write and read `v` do so with another variable, and take `v` out."""

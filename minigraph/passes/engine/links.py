@@ -16,7 +16,8 @@ def linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
     if entering:
         made = {v for g in linked for v in g.output_vars}
         entering = [g for g in entering if not any(v in made for v in g.input_vars)]
-    return sorted([g for g in linked if g not in entering], key=attrgetter("rank")), entering
+    own = [g for g in linked if g not in entering] if entering else linked
+    return sorted(own, key=attrgetter("rank")), entering
 
 
 def gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
