@@ -46,20 +46,6 @@ class Adjacency(Versions):
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))
         return graph
 
-    def _join(self, op: Any) -> None:
-        """Add the edges of an operator, which are those of its slots."""
-        single = self._single
-        for slot, vs in op.inputs.items():
-            for i, v in enumerate(vs):
-                readers = v.read_by
-                if op in readers:
-                    readers[op] = self._with(readers[op], (slot, i))
-                else:
-                    readers[op] = single[slot, i]
-        for vs in op.outputs.values():
-            for v in vs:
-                v.producer = op
-
     def _with(self, edges: Edges, at: Position) -> Edges:
         """The edges between two nodes and one more."""
         if len(edges) == 1:

@@ -139,7 +139,10 @@ class OpNode:
         if read is None or not (opdef.no_need_buffer or opdef.read_for):  # as of most operators
             return read is not None
         shapes_only = opdef.unread(self.outputs)
-        return any(slot not in shapes_only for slot, _ in read)
+        for slot, _ in read:
+            if slot not in shapes_only:
+                return True
+        return False
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)
@@ -219,8 +222,17 @@ class Graph(Adjacency):
     def put(self, op: OpNode) -> None:
         """As `add_op`, of what counts as no change: the graph of a program is made so."""
         self.nodes[op] = self._by_type[op.type][op] = None
-        self._sorted = None
-        self._join(op)
+        self._sorted, single = None, self._single
+        for slot, vs in op.inputs.items():
+            for i, v in enumerate(vs):
+                readers = v.read_by
+                if op in readers:
+                    readers[op] = self._with(readers[op], (slot, i))
+                else:
+                    readers[op] = single[slot, i]
+        for vs in op.outputs.values():
+            for v in vs:
+                v.producer = op
         if op.forward is not None:
             op.forward.grads[op] = None
 
