@@ -192,6 +192,10 @@ class Graph(Adjacency):
         """The operators of these types in the order of their ranks; looks at no others."""
         return sorted([op for t in types for op in self._by_type.get(t, ())], key=_rank)
 
+    def has(self, op_type: str) -> bool:
+        """Whether there is an operator of this type."""
+        return bool(self._by_type.get(op_type))
+
     def __contains__(self, op: OpNode) -> bool:
         return op in self.nodes
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from minigraph.ir.graph import OpNode, VarNode
+from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import OpDef, get_op
 from minigraph.types import same
 
@@ -109,11 +109,18 @@ class Pattern:
         root = self.kept[0].op
         assert root is not None, "a pattern returns what its operators compute"
         self.root: PatternOp = root
-        self.orders = list(_operand_orders(root))
+        self.ops = list(_ops(root))
+        self.orders = list(_operand_orders(self.ops))
 
     @property
     def root_type(self) -> str:
         return self.root.opdef.type
+
+    def most_in(self, graph: Graph) -> int | None:
+        """How many operators match at most anywhere, where the graph lacks a type that the pattern needs; else None."""
+        if all(graph.has(op.opdef.type) for op in self.ops):
+            return None
+        return max(len(_met(self.root, order, graph, {})[0]) for order in self.orders)
 
     def match(self, anchor: OpNode) -> tuple[Iterable[Match], int, Mismatch | None]:
         """(matches, most operators matched, why not more) with the pattern's last operator at `anchor`.
@@ -185,9 +192,9 @@ def _variable(value: Any) -> PatternVar:
     return value
 
 
-def _operand_orders(root: PatternOp) -> Iterator[Order]:
+def _operand_orders(ops: Iterable[PatternOp]) -> Iterator[Order]:
     """The commutative operators whose X and Y are swapped: all combinations, as written first."""
-    commutative = [op for op in _ops(root) if "commutative" in op.opdef.traits]
+    commutative = [op for op in ops if "commutative" in op.opdef.traits]
     for bits in range(2 ** len(commutative)):
         yield {op: _swapped(op) for i, op in enumerate(commutative) if bits >> i & 1}
 
@@ -200,6 +207,19 @@ def _ops(op: PatternOp) -> Iterator[PatternOp]:
             seen.add(op)
             yield op
             stack.extend(v.op for v in op.inputs.values() if v.op is not None)
+
+
+def _met(op: PatternOp, order: Order, graph: Graph, met: dict[PatternOp, None]) -> tuple[dict[PatternOp, None], bool]:
+    """(operators of the pattern that matching meets in this order, whether the graph has the types of all)."""
+    if op in met:
+        return met, True
+    if not graph.has(op.opdef.type):
+        return met, False
+    met[op] = None
+    for v in order.get(op, op.inputs).values():
+        if v.op is not None and not _met(v.op, order, graph, met)[1]:
+            return met, False
+    return met, True
 
 
 def _swapped(pattern: PatternOp) -> dict[str, PatternVar]:

@@ -57,9 +57,12 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
     """Apply `rule` wherever it matches and holds; returns how often it did."""
     applied = 0
     pattern = rule.compiled
+    most = pattern.most_in(graph) if isinstance(pattern, Pattern) else None
     for anchor in graph.ops_of([pattern.root_type]):
-        if anchor not in graph:
+        if anchor not in graph.nodes:
             continue
+        if most is not None and report.miss is not None and report.miss.matched >= most:
+            break  # nothing matches, and none of the others is a nearer miss
         matches, matched, why = pattern.match(anchor)
         if not matches:
             report.missed(rule.name, matched, why, anchor.site)
