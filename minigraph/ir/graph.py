@@ -139,10 +139,7 @@ class OpNode:
         if read is None or not (opdef.no_need_buffer or opdef.read_for):  # as of most operators
             return read is not None
         shapes_only = opdef.unread(self.outputs)
-        for slot, _ in read:
-            if slot not in shapes_only:
-                return True
-        return False
+        return not shapes_only.issuperset([slot for slot, _ in read])
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)

@@ -7,7 +7,6 @@ values that it reads are computed before, all its readers come after. So no path
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache, lru_cache
 from operator import attrgetter

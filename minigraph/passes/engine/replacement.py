@@ -85,8 +85,8 @@ class Replacement:
             for vs in op.outputs.values():
                 inner += vs if kept.isdisjoint(vs) else [v for v in vs if v not in kept]
         for v in inner:
-            if (pinned := v.pinned) is not None:
-                raise Refused("{} is {}, the fused operator would not produce it", v.name, pinned)
+            pinned = v.pinned
+            refuse_unless(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
             for reader in v.consumers if not inside.issuperset(v.read_by) else ():
                 if reader not in inside:
                     refuse_unless(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
@@ -155,24 +155,22 @@ class Replacement:
                 raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
         known = {*entering}.union(*[vs for op in self.inside for vs in op.outputs.values()])
         foreign = {v for grad in self.grads for vs in grad.inputs.values() for v in vs if v not in known}
-        if not foreign:
-            raise Refused("0 gradients flow into {}, wanted one", self.kept[0].name)
+        refuse_unless(foreign, "0 gradients flow into {}, wanted one", self.kept[0].name)
         incoming: dict[VarNode, VarNode] = {}
         for gradient in sorted(foreign, key=_name) if len(foreign) > 1 else foreign:
             for grad in self.grads:
                 if grad in gradient.read_by:
                     result = self._result_of(grad, gradient)
-                    if incoming.setdefault(result, gradient) is not gradient:
-                        raise Refused("{} gradients flow into {}, wanted one", len(foreign), result.name)
+                    one = incoming.setdefault(result, gradient) is gradient
+                    refuse_unless(one, "{} gradients flow into {}, wanted one", len(foreign), result.name)
         return incoming, outgoing
 
     def _result_of(self, grad: OpNode, gradient: VarNode) -> VarNode:
         """The value that survives whose `gradient` the operator `grad` reads."""
-        forward = grad.forward
-        for v in self.kept:
-            if v.producer is forward:
-                return v
-        raise Refused("{} is the gradient of an inner value, not of {}", gradient.name, self.kept[0].name)
+        first = self.kept[0]
+        own = next((v for v in self.kept if v.producer is grad.forward), None)
+        refuse_unless(own is not None, "{} is the gradient of an inner value, not of {}", gradient.name, first.name)
+        return own if own is not None else first
 
     def _backward_place(self, incoming: dict[VarNode, VarNode]) -> OpNode:
         """The first grad operator at whose place all gradients that come in are there."""
@@ -182,7 +180,7 @@ class Replacement:
         return self.grads[-1]
 
     def _differentiate(
-        self, g: GraphBuilder, emitted: Sequence[OpNode], incoming: dict[VarNode, VarNode],
+        self, g: Draft, emitted: Sequence[OpNode], incoming: dict[VarNode, VarNode],
         outgoing: dict[VarNode, VarNode],
     ) -> list[VarNode]:  # fmt: skip
         """The gradients in `outgoing`, by the new operators' gradient rules; incoming: {result: its gradient}."""
