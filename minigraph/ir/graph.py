@@ -299,13 +299,21 @@ class Graph(Adjacency):
         else:
             del self.newest[v.name]
 
-    def exchange(self, made: Iterable[OpNode], gone: Iterable[OpNode], dead: Iterable[VarNode]) -> None:
+    def drafted(self, op: OpNode) -> None:
+        """An operator was made that may come in later: a RecordedGraph keeps the order."""
+
+    def exchange(
+        self, made: Iterable[OpNode], gone: Iterable[OpNode], dead: Iterable[VarNode], grads: Mapping[OpNode, OpNode]
+    ) -> None:
         """Put operators in the place of others, with which the values `dead` go that only those write and read.
 
+        grads   {grad operator of one that goes: the new one whose it will be}
         New values that they write have no names of the graph yet: `enter_var` gives them one.
         """
         for op in made:
             self.add_op(op)
+        for op, forward in grads.items():
+            self.link(op, forward)
         for op in gone:
             self.remove_op(op)
         for v in dead:

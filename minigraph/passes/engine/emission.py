@@ -102,6 +102,7 @@ class Draft(GraphBuilder):
         for vs in op.outputs.values():
             for v in vs:
                 v.producer = op
+        self.graph.drafted(op)
 
     def undo(self) -> None:
         """Nothing is in the graph."""

@@ -70,9 +70,8 @@ class Replacement:
         for draft in drafts:
             draft.let_write(new, old)
         made = [op for draft in drafts for op in draft.emitted]
-        self.graph.exchange(made, reversed([*self.old, *self.grads]), inner)
-        for op in self.entering:
-            self.graph.link(op, writer)
+        gone = reversed([*self.old, *self.grads])
+        self.graph.exchange(made, gone, inner, dict.fromkeys(self.entering, writer))
         self._name_new(*drafts)
         return entry
 
