@@ -59,7 +59,7 @@ class Replacement:
             _check_operands([op for draft in drafts for op in draft.emitted], self.inside)
         except (Refused, MinigraphError) as no:
             raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
-        writer = results[0].producer
+        writer: OpNode = results[0].producer
         entry = Applied(
             self.rule.name, f"{self.kept[0].name} = {writer.type}",
             tuple([op.label() for op in self.old]), last.site, last.role, self.rule.equation,
