@@ -46,6 +46,23 @@ class Adjacency(Versions):
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))
         return graph
 
+    def __contains__(self, op: Any) -> bool:
+        return op in self.nodes
+
+    def readers(self, v: Any) -> list[Any]:
+        """The operators that read `v`, in no particular order; cheap where there are many."""
+        return list(v.read_by)
+
+    def order_problem(self, rank: tuple[int, ...], reads: Iterable[Any]) -> str | None:
+        """Why an operator that reads these cannot stand at `rank`; None if it can."""
+        for v in reads:
+            writer, newer = v.producer, v.next_version
+            if writer is not None and writer.rank >= rank:
+                return f"{v.name} is computed later"
+            if newer is not None and (writer := newer.producer) is not None and writer.rank < rank:
+                return f"{v.name} is updated in place before"
+        return None
+
     def _with(self, edges: Edges, at: Position) -> Edges:
         """The edges between two nodes and one more."""
         if len(edges) == 1:

@@ -193,9 +193,6 @@ class Graph(Adjacency):
         """Whether there is an operator of this type."""
         return bool(self._by_type.get(op_type))
 
-    def __contains__(self, op: OpNode) -> bool:
-        return op in self.nodes
-
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
         v = self.put_var(name, type, source)
@@ -206,13 +203,6 @@ class Graph(Adjacency):
         """As `add_var`, of what counts as no change: the graph of a program is made so."""
         v = self.newest[name] = VarNode(self, name, type, source, self.newest.get(name))
         return v
-
-    def rename_var(self, v: VarNode, name: str) -> None:
-        """Give a variable of one version another name that is free."""
-        assert v.version == 0 and v.next_version is None and name not in self.newest
-        del self.newest[v.name]
-        v.name = name
-        self.newest[name] = v
 
     def add_op(self, op: OpNode) -> OpNode:
         """Put an operator in at its rank; its variables are in the graph already."""
@@ -305,10 +295,9 @@ class Graph(Adjacency):
     def exchange(
         self, made: Iterable[OpNode], gone: Iterable[OpNode], dead: Iterable[VarNode], grads: Mapping[OpNode, OpNode]
     ) -> None:
-        """Put operators in the place of others, with which the values `dead` go that only those write and read.
+        """Put operators in the place of others, with which the values `dead` go; `enter_var` names new ones.
 
         grads   {grad operator of one that goes: the new one whose it will be}
-        New values that they write have no names of the graph yet: `enter_var` gives them one.
         """
         for op in made:
             self.add_op(op)
@@ -318,12 +307,6 @@ class Graph(Adjacency):
             self.remove_op(op)
         for v in dead:
             self.remove_var(v)
-
-    def enter_var(self, v: VarNode, name: str) -> None:
-        """Give a value that operators of the graph write, but which is not in it yet, a name that is free."""
-        assert name not in self.newest
-        v.name = name
-        self.newest[name] = v
 
     def merge_var(self, v: VarNode, into: VarNode) -> None:
         """Let the operators that write and read `v` do so with another variable, and take `v` out."""
@@ -360,10 +343,6 @@ class Graph(Adjacency):
         self._wrote(op, [v])
         v.producer = op
 
-    def readers(self, v: VarNode) -> list[OpNode]:
-        """The operators that read `v`, in no particular order; cheap where there are many."""
-        return list(v.read_by)
-
     def drop_output(self, op: OpNode, slot: str) -> None:
         """Let `op` write this optional slot no more; its variable stays, without a writer."""
         self.changed[op] = None
@@ -374,16 +353,6 @@ class Graph(Adjacency):
     def ticket(self) -> int:
         """Ascending numbers that make ranks of new operators unique."""
         return next(self._tickets)
-
-    def order_problem(self, rank: Rank, reads: Iterable[VarNode]) -> str | None:
-        """Why an operator that reads these cannot stand at `rank`; None if it can."""
-        for v in reads:
-            writer, newer = v.producer, v.next_version
-            if writer is not None and writer.rank >= rank:
-                return f"{v.name} is computed later"
-            if newer is not None and (writer := newer.producer) is not None and writer.rank < rank:
-                return f"{v.name} is updated in place before"
-        return None
 
     def count(self) -> Mapping[str, int]:
         """Number of operators by type."""

@@ -46,3 +46,16 @@ class Versions:
 
     def is_free(self, name: str) -> bool:
         return name not in self.newest and name not in self.declared
+
+    def rename_var(self, v: Any, name: str) -> None:
+        """Give a variable of one version another name that is free."""
+        assert v.version == 0 and v.next_version is None and name not in self.newest
+        del self.newest[v.name]
+        v.name = name
+        self.newest[name] = v
+
+    def enter_var(self, v: Any, name: str) -> None:
+        """Give a value that operators of the graph write, but which is not in it yet, a name that is free."""
+        assert name not in self.newest
+        v.name = name
+        self.newest[name] = v

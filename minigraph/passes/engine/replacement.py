@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ class Replacement:
         inner = self._inner(self.old, {*self.kept})
         incoming, outgoing = self._gradients() if self.grads else (None, {})
         inner += self._inner(self.grads, {*outgoing.values()}) if self.grads else []
-        stand_ins = self._stand_ins(inner)
+        stand_ins = _stand_ins(self.graph, inner, self.inside, self.kept)
         last = self.old[-1]
         g = Draft(self.graph, self._place(), last, self.pass_name)
         g.forward, g.replaced = self.old[0].forward, tuple(self.match.kept)
@@ -93,21 +93,6 @@ class Replacement:
                 raise Refused("{} is updated in place", v.name)
         return inner
 
-    def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
-        """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
-        stand_ins, inside = [], self.inside
-        for v in inner:
-            if inside.issuperset(v.read_by):  # as of nearly all
-                continue
-            for reader in [r for r in v.consumers if r not in inside]:
-                same = next((k for k in self.kept if k.type == v.type), None)
-                if same is None or self.graph.order_problem(reader.rank, [same]):
-                    raise Refused("{} needs the shape of {}", reader, v.name)
-                stand_ins += [
-                    (reader, slot, i, same) for slot, vs in reader.inputs.items() for i, x in enumerate(vs) if x is v
-                ]
-        return stand_ins
-
     def _place(self) -> Rank:
         """The rank of a matched operator at which the replacement can stand."""
         inside, reads, problem = {*self.old}, list[VarNode](), None
@@ -118,19 +103,11 @@ class Replacement:
             rank = op.rank
             problem = self.graph.order_problem(rank, reads)
             if problem is None:
-                readers = self._readers_before(rank, inside)
+                readers = _readers_before(self.kept, rank, inside)
                 if not readers:
                     return rank
                 problem = f"{readers[0].label()} reads a result earlier"
         raise Refused(f"the operators cannot be brought together: {problem}")
-
-    def _readers_before(self, rank: Rank, inside: Set[OpNode]) -> list[OpNode]:
-        """Operators outside that read a result at this rank or before it."""
-        found: list[OpNode] = []
-        for v in self.kept:
-            early = [c for c in v.read_by if c.rank <= rank and c not in inside]
-            found += sorted(early, key=_rank) if len(early) > 1 else early
-        return found
 
     # gradients
 
@@ -239,6 +216,33 @@ class Replacement:
             assert op is not None
             same = [n for o, s, n in old if s in op.outputs and n not in graph.newest and _alike(op, o)]
             graph.enter_var(v, same[0] if same else graph.fresh_name(self.kept[0].name + GRAD_SUFFIX))
+
+
+def _stand_ins(
+    graph: Graph, inner: Sequence[VarNode], inside: set[OpNode], kept: Sequence[VarNode]
+) -> list[tuple[OpNode, str, int, VarNode]]:  # fmt: skip
+    """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
+    stand_ins = []
+    for v in inner:
+        if inside.issuperset(v.read_by):  # as of nearly all
+            continue
+        for reader in [r for r in v.consumers if r not in inside]:
+            same = next((k for k in kept if k.type == v.type), None)
+            if same is None or graph.order_problem(reader.rank, [same]):
+                raise Refused("{} needs the shape of {}", reader, v.name)
+            stand_ins += [
+                (reader, slot, i, same) for slot, vs in reader.inputs.items() for i, x in enumerate(vs) if x is v
+            ]
+    return stand_ins
+
+
+def _readers_before(values: Iterable[VarNode], rank: Rank, inside: Set[OpNode]) -> list[OpNode]:
+    """Operators outside that read one of the values at this rank or before it."""
+    found: list[OpNode] = []
+    for v in values:
+        early = [c for c in v.read_by if c.rank <= rank and c not in inside]
+        found += sorted(early, key=_rank) if len(early) > 1 else early
+    return found
 
 
 def _check_operands(emitted: Sequence[OpNode], gone: Set[OpNode]) -> None:
