@@ -234,7 +234,7 @@ class OpDef(Signature):
         if known is None:
             self.check_inputs(inputs)
             bound = self.bind_attrs(attrs)
-            known = bound, self.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, bound), [*given, types]
+            known = bound, self.infer_types({s: own for s, *own in types}, bound), [*given, types]
             if all(type(value) in UNCHANGING or isinstance(value, np.dtype) for value in given):
                 if len(self._resolved) >= INFERRED_KEPT:
                     self._resolved.clear()
