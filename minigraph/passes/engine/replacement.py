@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.program import GRAD_SUFFIX
-from minigraph.program.builder import rule_gradients
+from minigraph.program.builder import gradient_slot, rule_gradients
 
 from .emission import Draft, Refused, refuse_unless
-from .links import gradient_slots, linked_grads
 from .log import Applied
 from .pattern import Match
 
@@ -216,6 +215,27 @@ class Replacement:
             assert op is not None
             same = [n for o, s, n in old if s in op.outputs and n not in graph.newest and _alike(op, o)]
             graph.enter_var(v, same[0] if same else graph.fresh_name(self.kept[0].name + GRAD_SUFFIX))
+
+
+def linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
+    """The grad operators of `ops`, in order; and, apart, the sums that collect gradients from their readers."""
+    linked = {g: None for op in ops for g in op.grads}
+    entering = [g for g in linked if g.type == "sum"]
+    if entering:
+        made = {v for g in linked for v in g.output_vars}
+        entering = [g for g in entering if not any(v in made for v in g.input_vars)]
+    own = [g for g in linked if g not in entering] if entering else linked
+    return sorted(own, key=_rank), entering
+
+
+def gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
+    """(slot of the forward operator, its gradients) for the outputs of a grad operator."""
+    assert grad.forward is not None
+    if grad.grad_slot is not None:
+        return [(grad.grad_slot, list(next(iter(grad.outputs.values()))))]
+    if grad.type != f"{grad.forward.type}_grad":
+        return []  # a value on the way
+    return [(gradient_slot(slot), vs) for slot, vs in grad.outputs.items()]
 
 
 def _stand_ins(
