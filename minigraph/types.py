@@ -150,6 +150,11 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize if self.is_static else -1
 
+    @cached_property
+    def least_bytes(self) -> int:
+        """Bytes where a size that is not known is 1."""
+        return math.prod([max(size, 1) if size else 0 for size in self.shape]) * self.dtype.itemsize
+
     @property
     def is_float(self) -> bool:
         return self.dtype in FLOATS

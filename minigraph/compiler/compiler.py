@@ -329,14 +329,14 @@ class _Compilation:
             if not getattr(strategy, flag):
                 continue
             report = self.reports.setdefault(flag, PassReport(flag))
-            start, count = time.perf_counter(), len(graph.ops)
+            start, count = time.perf_counter(), len(graph.nodes)
             if recorder is not None:
                 recorder.listen(report, step.apply)
             step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
             if recorder is not None:
                 recorder.close(report, step.apply)
             report.seconds += time.perf_counter() - start
-            changed = bool(graph.changed) or len(graph.ops) != count
+            changed = bool(graph.changed) or len(graph.nodes) != count
             if each:
                 verify_changes(graph, flag)
             if changed and strategy.verify == "each_pass":

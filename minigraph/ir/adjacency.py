@@ -7,10 +7,9 @@ passes of a small program. Only this file and `graph.py` change edges.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
-
-from .versions import Versions
 
 Position = tuple[str, int]  # slot, index in it
 Edges = dict[Position, None]  # between two nodes; a single edge is shared, several belong to their two nodes
@@ -22,6 +21,60 @@ class _Single(dict[Position, Edges]):
     def __missing__(self, at: Position) -> Edges:
         self[at] = {at: None}
         return self[at]
+
+
+class Versions:
+    """The newest version of each variable by its name; the versions before it are linked.
+
+    declared   names of the Program's variables, which new ones must not take
+    """
+
+    def __init__(self, declared: Iterable[str] = ()) -> None:
+        self.newest: dict[str, Any] = {}
+        self.declared = frozenset(declared)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All versions of all variables, later ones before those before them."""
+        found = list(self.newest.values())
+        for v in found:  # which grows meanwhile
+            if v.previous_version is not None:
+                found.append(v.previous_version)
+        return found
+
+    @property
+    def vars(self) -> dict[tuple[str, int], Any]:
+        """All variables by name and version, as they are now."""
+        return {(v.name, v.version): v for v in self.variables}
+
+    def holds(self, v: Any) -> bool:
+        """Whether a version of a variable is in the graph."""
+        own = self.newest.get(v.name)
+        while own is not None and own is not v:
+            own = own.previous_version
+        return own is v
+
+    def fresh_name(self, base: str) -> str:
+        """`base`, numbered if the graph or its Program has that name already."""
+        if self.is_free(base):
+            return base
+        return next(n for i in itertools.count(1) if self.is_free(n := f"{base}_{i}"))
+
+    def is_free(self, name: str) -> bool:
+        return name not in self.newest and name not in self.declared
+
+    def rename_var(self, v: Any, name: str) -> None:
+        """Give a variable of one version another name that is free."""
+        assert v.version == 0 and v.next_version is None and name not in self.newest
+        del self.newest[v.name]
+        v.name = name
+        self.newest[name] = v
+
+    def enter_var(self, v: Any, name: str) -> None:
+        """Give a value that operators of the graph write, but which is not in it yet, a name that is free."""
+        assert name not in self.newest
+        v.name = name
+        self.newest[name] = v
 
 
 class Adjacency(Versions):
@@ -46,29 +99,22 @@ class Adjacency(Versions):
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))
         return graph
 
-    def _join(self, op: Any) -> None:
-        """Add the edges of an operator, which are those of its slots."""
-        single = self._single
-        for slot, vs in op.inputs.items():
-            for i, v in enumerate(vs):
-                readers = v.read_by
-                if op in readers:
-                    readers[op] = self._with(readers[op], (slot, i))
-                else:
-                    readers[op] = single[slot, i]
-        for vs in op.outputs.values():
-            for v in vs:
-                v.producer = op
+    def __contains__(self, op: Any) -> bool:
+        return op in self.nodes
 
-    def _cut(self, op: Any) -> None:
-        """Remove all edges of an operator."""
-        for vs in op.inputs.values():
-            for v in vs:
-                v.read_by.pop(op, None)
-        for vs in op.outputs.values():
-            for v in vs:
-                if v.producer is op:
-                    v.producer = None
+    def readers(self, v: Any) -> list[Any]:
+        """The operators that read `v`, in no particular order; cheap where there are many."""
+        return list(v.read_by)
+
+    def order_problem(self, rank: tuple[int, ...], reads: Iterable[Any]) -> str | None:
+        """Why an operator that reads these cannot stand at `rank`; None if it can."""
+        for v in reads:
+            writer, newer = v.producer, v.next_version
+            if writer is not None and writer.rank >= rank:
+                return f"{v.name} is computed later"
+            if newer is not None and (writer := newer.producer) is not None and writer.rank < rank:
+                return f"{v.name} is updated in place before"
+        return None
 
     def _with(self, edges: Edges, at: Position) -> Edges:
         """The edges between two nodes and one more."""

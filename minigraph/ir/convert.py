@@ -73,15 +73,10 @@ def to_program(graph: Graph, source: Program) -> Program:
         if type is v.type or v._persistable or v.is_data or type == v.type:
             variables[name] = copy_var(v, block)  # else a pass has given the name of what is gone to another value
 
-    def variable(node: VarNode) -> Variable:
-        known = variables.get(node.name)
-        if known is None:
-            known = variables[node.name] = new_variable(block, node.name, node.type)
-        return known
-
+    own = _Variables(block, variables)
     operators: dict[OpNode, Operator] = {}
     for op in graph.ops:
-        operators[op] = _operator(op, block, variable, operators)
+        operators[op] = _operator(op, block, own.__getitem__, operators)
     for op, name, sub in sub_programs(operators.values()):
         op.attrs[name] = sub if sub.parent is None else sub.clone()
         op.attrs[name].parent = program
@@ -89,6 +84,20 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
     program.numbered = next_number(block.ops)
     return program
+
+
+class _Variables(dict[VarNode, Variable]):
+    """The Variable of each value, those of `known` by their names; what is not known is made at the first look."""
+
+    def __init__(self, block: Block, known: dict[str, Variable]) -> None:
+        self.block, self.known = block, known
+
+    def __missing__(self, node: VarNode) -> Variable:
+        v = self.known.get(node.name)
+        if v is None:
+            v = self.known[node.name] = new_variable(self.block, node.name, node.type)
+        self[node] = v
+        return v
 
 
 def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator]) -> None:

@@ -139,7 +139,7 @@ class OpNode:
         if read is None or not (opdef.no_need_buffer or opdef.read_for):  # as of most operators
             return read is not None
         shapes_only = opdef.unread(self.outputs)
-        return any(slot not in shapes_only for slot, _ in read)
+        return not shapes_only.issuperset([slot for slot, _ in read])
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)
@@ -189,8 +189,9 @@ class Graph(Adjacency):
         """The operators of these types in the order of their ranks; looks at no others."""
         return sorted([op for t in types for op in self._by_type.get(t, ())], key=_rank)
 
-    def __contains__(self, op: OpNode) -> bool:
-        return op in self.nodes
+    def has(self, op_type: str) -> bool:
+        """Whether there is an operator of this type."""
+        return bool(self._by_type.get(op_type))
 
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
@@ -203,13 +204,6 @@ class Graph(Adjacency):
         v = self.newest[name] = VarNode(self, name, type, source, self.newest.get(name))
         return v
 
-    def rename_var(self, v: VarNode, name: str) -> None:
-        """Give a variable of one version another name that is free."""
-        assert v.version == 0 and v.next_version is None and name not in self.newest
-        del self.newest[v.name]
-        v.name = name
-        self.newest[name] = v
-
     def add_op(self, op: OpNode) -> OpNode:
         """Put an operator in at its rank; its variables are in the graph already."""
         self._wrote(op, op.output_vars)
@@ -219,8 +213,17 @@ class Graph(Adjacency):
     def put(self, op: OpNode) -> None:
         """As `add_op`, of what counts as no change: the graph of a program is made so."""
         self.nodes[op] = self._by_type[op.type][op] = None
-        self._sorted = None
-        self._join(op)
+        self._sorted, single = None, self._single
+        for slot, vs in op.inputs.items():
+            for i, v in enumerate(vs):
+                readers = v.read_by
+                if op in readers:
+                    readers[op] = self._with(readers[op], (slot, i))
+                else:
+                    readers[op] = single[slot, i]
+        for vs in op.outputs.values():
+            for v in vs:
+                v.producer = op
         if op.forward is not None:
             op.forward.grads[op] = None
 
@@ -260,11 +263,15 @@ class Graph(Adjacency):
         changed = self.changed
         del self.nodes[op], self._by_type[op.type][op]
         self._sorted = None
-        self._cut(op)
+        for vs in op.inputs.values():
+            for v in vs:
+                v.read_by.pop(op, None)
         changed.pop(op, None)
         for vs in op.outputs.values():
             for v in vs:
                 changed[v] = None
+                if v.producer is op:
+                    v.producer = None
         for grad in op.grads:
             changed[grad] = None
         if op.forward is not None:
@@ -281,6 +288,25 @@ class Graph(Adjacency):
             self.newest[v.name] = before
         else:
             del self.newest[v.name]
+
+    def drafted(self, op: OpNode) -> None:
+        """An operator was made that may come in later: a RecordedGraph keeps the order."""
+
+    def exchange(
+        self, made: Iterable[OpNode], gone: Iterable[OpNode], dead: Iterable[VarNode], grads: Mapping[OpNode, OpNode]
+    ) -> None:
+        """Put operators in the place of others, with which the values `dead` go; `enter_var` names new ones.
+
+        grads   {grad operator of one that goes: the new one whose it will be}
+        """
+        for op in made:
+            self.add_op(op)
+        for op, forward in grads.items():
+            self.link(op, forward)
+        for op in gone:
+            self.remove_op(op)
+        for v in dead:
+            self.remove_var(v)
 
     def merge_var(self, v: VarNode, into: VarNode) -> None:
         """Let the operators that write and read `v` do so with another variable, and take `v` out."""
@@ -317,10 +343,6 @@ class Graph(Adjacency):
         self._wrote(op, [v])
         v.producer = op
 
-    def readers(self, v: VarNode) -> list[OpNode]:
-        """The operators that read `v`, in no particular order; cheap where there are many."""
-        return list(v.read_by)
-
     def drop_output(self, op: OpNode, slot: str) -> None:
         """Let `op` write this optional slot no more; its variable stays, without a writer."""
         self.changed[op] = None
@@ -331,16 +353,6 @@ class Graph(Adjacency):
     def ticket(self) -> int:
         """Ascending numbers that make ranks of new operators unique."""
         return next(self._tickets)
-
-    def order_problem(self, rank: Rank, reads: Iterable[VarNode]) -> str | None:
-        """Why an operator that reads these cannot stand at `rank`; None if it can."""
-        for v in reads:
-            writer, newer = v.producer, v.next_version
-            if writer is not None and writer.rank >= rank:
-                return f"{v.name} is computed later"
-            if newer is not None and (writer := newer.producer) is not None and writer.rank < rank:
-                return f"{v.name} is updated in place before"
-        return None
 
     def count(self) -> Mapping[str, int]:
         """Number of operators by type."""

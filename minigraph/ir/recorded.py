@@ -119,6 +119,9 @@ class RecordedGraph(Graph):
         super().put(op)
         self.touched[op] = None
 
+    def drafted(self, op: OpNode) -> None:
+        self.touched[op] = None
+
     def remove_op(self, op: OpNode) -> None:
         self.touched[op] = None
         super().remove_op(op)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 
 from minigraph.errors import MinigraphError, VerifyError
 
@@ -18,14 +18,13 @@ def verify(graph: Graph, after: str = "construction", types: bool | Collection[O
     of none, or of those in `types`); fetched values exist; links point to operators of the graph.
     """
     typed = None if isinstance(types, bool) else types
-    read, fitting = 0, set[Hashable]()
-    for v in graph.variables:
-        read += _verify_var(graph, v, after)
+    read, fitting = _verify_vars(graph, graph.variables, after), set[Hashable]()
     for op in graph.ops:
         _verify_op(graph, op, after)
         if op in typed if typed is not None else types:
             _verify_types(op, after, fitting)
-        read -= sum(map(len, op.inputs.values()))
+        for vs in op.inputs.values():
+            read -= len(vs)
     if read:  # each edge is that of a slot, but not the other way round
         for op in graph.ops:
             _verify_edges(op, after)
@@ -39,47 +38,49 @@ def verify_changes(graph: Graph, after: str) -> None:
     for node in changed:
         if isinstance(node, VarNode):
             if graph.holds(node):
-                _verify_var(graph, node, after)
+                _verify_vars(graph, [node], after)
         elif node in graph:
             _verify_op(graph, node, after)
             _verify_edges(node, after)
             _verify_types(node, after, set())
 
 
-def _verify_var(graph: Graph, v: VarNode, after: str) -> int:
-    """How many edges lead from a variable to the slots of its readers."""
-    if v.producer is None and not v.given and (v.read_by or v.pinned):
-        raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but no operator writes it")
-    if v.version:
-        earlier = v.previous_version
-        follows = earlier is not None and earlier.next_version is v
-        if earlier is None or not follows or (earlier.name, earlier.version) != (v.name, v.version - 1):
-            raise VerifyError(f"after {after}: {v!r} does not know the version before it")
+def _verify_vars(graph: Graph, variables: Iterable[VarNode], after: str) -> int:
+    """How many edges lead from these variables to the slots of their readers."""
     number, there = 0, graph.nodes
-    for reader, positions in v.read_by.items():
-        if reader not in there:
-            raise VerifyError(f"after {after}: {v!r} is read by {reader}, which is gone")
-        slots = reader.inputs
-        for slot, i in positions:
-            vs = slots.get(slot, ())
-            if i >= len(vs) or vs[i] is not v:
-                raise VerifyError(f"after {after}: edges and input slots differ", call=reader.call(), site=reader.site)
-        number += len(positions)
+    for v in variables:
+        if v.producer is None and not v.given and (v.read_by or v.pinned):
+            raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but no operator writes it")
+        if v.version:
+            earlier = v.previous_version
+            follows = earlier is not None and earlier.next_version is v
+            if earlier is None or not follows or (earlier.name, earlier.version) != (v.name, v.version - 1):
+                raise VerifyError(f"after {after}: {v!r} does not know the version before it")
+        for reader, positions in v.read_by.items():
+            if reader not in there:
+                raise VerifyError(f"after {after}: {v!r} is read by {reader}, which is gone")
+            for slot, i in positions:
+                vs = reader.inputs.get(slot, ())
+                if i >= len(vs) or vs[i] is not v:
+                    call = reader.call()
+                    raise VerifyError(f"after {after}: edges and input slots differ", call=call, site=reader.site)
+            number += len(positions)
     return number
 
 
 def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
     rank = op.rank
     problem = graph.order_problem(rank, op.input_vars)
-    for v in op.output_vars:
-        if v.producer is not op:
-            problem = problem or _writers(graph, v)
-        earlier = v.previous_version
-        if earlier is not None and earlier.producer is not None and earlier.producer.rank >= rank:
-            problem = problem or f"{v.name} is written before its earlier version"
-        for reader in v.read_by:
-            if reader.rank <= rank:
-                problem = problem or f"{v.name} is read before by {reader.type}"
+    for vs in op.outputs.values():
+        for v in vs:
+            if v.producer is not op:
+                problem = problem or _writers(graph, v)
+            earlier = v.previous_version
+            if earlier is not None and earlier.producer is not None and earlier.producer.rank >= rank:
+                problem = problem or f"{v.name} is written before its earlier version"
+            for reader in v.read_by:
+                if reader.rank <= rank:
+                    problem = problem or f"{v.name} is read before by {reader.type}"
     if op.forward is not None and op.forward not in graph.nodes:
         problem = problem or f"its forward operator {op.forward.label()} is gone"
     _raise(problem, op, after)
@@ -93,8 +94,12 @@ def _verify_edges(op: OpNode, after: str) -> None:
 
 def _verify_types(op: OpNode, after: str, fitting: set[Hashable]) -> None:
     """Operators that cannot be told apart fit alike: `fitting` has what did, whose types the graph keeps alive."""
-    slots = [(s, *[id(v.type) for v in vs]) for vars in (op.inputs, op.outputs) for s, vs in vars.items()]
-    key = op.opdef, len(op.inputs), *slots, *op.attrs.items()
+    facts: list[Hashable] = [op.opdef, len(op.inputs), *op.attrs.items()]
+    for slots in (op.inputs, op.outputs):
+        for slot, vs in slots.items():
+            facts.append(slot)
+            facts += [id(v.type) for v in vs]
+    key = tuple(facts)
     if key not in fitting:
         _raise(_type_problem(op), op, after)
         fitting.add(key)

@@ -228,18 +228,17 @@ class OpDef(Signature):
         inputs   {slot: variables};  attrs: as they were given
         Layers of one shape give the same values, not only equal ones: what was found for these is kept.
         """
-        given = attrs.values()
-        types = [(slot, *[v.type for v in vs]) for slot, vs in inputs.items()]
-        key = self.infer_function, *types, *attrs, *map(id, given)
+        given, types = attrs.values(), [(slot, *[v.type for v in vs]) for slot, vs in inputs.items()]
+        key = self.infer_function, *attrs, *map(id, given), *[id(x) for own in types for x in own]
         known = self._resolved.get(key)
         if known is None:
             self.check_inputs(inputs)
             bound = self.bind_attrs(attrs)
-            known = bound, self.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, bound), [*given]
+            known = bound, self.infer_types({s: own for s, *own in types}, bound), [*given, types]
             if all(type(value) in UNCHANGING or isinstance(value, np.dtype) for value in given):
                 if len(self._resolved) >= INFERRED_KEPT:
                     self._resolved.clear()
-                self._resolved[key] = known  # with the values, so that no other ones get their ids
+                self._resolved[key] = known  # with what its ids are of, so that nothing else gets these
         return dict(known[0]), known[1]
 
     def infer_types(

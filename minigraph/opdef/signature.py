@@ -68,15 +68,19 @@ class Signature:
         """{slot: variables} from a call's arguments; takes the slots out of `kwargs`."""
         if len(args) > len(self.inputs):
             raise ProgramError(f"{self.type} takes {len(self.inputs)} inputs, {len(args)} were given")
-        bound, number = {}, len(args)
-        for position, (name, _, variadic) in enumerate(self.inputs):
-            value = args[position] if position < number else None
-            if name in kwargs:
-                if position < number:
-                    raise ProgramError(f"input {name} is given twice")
-                value = kwargs.pop(name)
+        bound = {}
+        for (name, _, variadic), value in zip(self.inputs, args, strict=False):
             if value is not None:
                 bound[name] = list(value) if variadic else [value]
+        if self._input_set.isdisjoint(kwargs):  # as in most calls
+            return bound
+        for position, (name, _, variadic) in enumerate(self.inputs):
+            if name in kwargs:
+                if position < len(args):
+                    raise ProgramError(f"input {name} is given twice")
+                value = kwargs.pop(name)
+                if value is not None:
+                    bound[name] = list(value) if variadic else [value]
         return bound
 
     def check_inputs(self, bound: Mapping[str, Sequence[Any]]) -> None:

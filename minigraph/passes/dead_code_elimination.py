@@ -22,7 +22,7 @@ RULE = "DeadCode"
 def dead_code_elimination(graph: Graph, report: PassReport) -> int:
     """Take out operators without readers; a walk from the end meets readers before their operands."""
     for op in reversed(graph.ops):
-        if acts(op) or not is_unread(op):
+        if not is_unread(op) or acts(op):
             continue
         if op.grads:
             report.refuse(RULE, op.label(), f"{next(iter(op.grads)).label()} computes its gradient", op.site)

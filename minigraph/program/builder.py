@@ -1,7 +1,7 @@
 """Builder: `g.matmul(x, y, trans_y=True)` appends an operator and returns its output variables.
 
 The one way in which operators are emitted: user functions, gradient rules and optimizers use it on
-a Block, passes use `GraphBuilder` of `passes/engine/rule.py`, which has the same spelling on a Graph.
+a Block, passes use `GraphBuilder` of `passes/engine/emission.py`, which has the same spelling on a Graph.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from minigraph.ir.graph import Graph
 from minigraph.passes.attention import masks, positions
 from minigraph.passes.attention import memory_efficient_attention as rewriting
 from minigraph.passes.attention import scores as attention_scores
-from minigraph.passes.engine import rule as engine
+from minigraph.passes.engine import replacement as engine
 from minigraph.program.scope import Scope
 from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
@@ -221,8 +221,8 @@ def capping_is_overlooked(patch):
 
 
 def _deaf_to(original, fact):
-    def refuse_unless(condition, reason):
-        original(condition or fact in reason, reason)
+    def refuse_unless(condition, reason, *about):
+        original(condition or fact in (reason.format(*about) if about else reason), reason, *about)
 
     return refuse_unless
 
@@ -256,7 +256,7 @@ def heads_come_before_batches(patch):
 
 def order_is_ignored(patch):
     patch.setattr(Graph, "order_problem", lambda self, rank, reads: None)
-    patch.setattr(engine._Replacement, "_place", lambda self: self.old[0].rank)
+    patch.setattr(engine.Replacement, "_place", lambda self: self.old[0].rank)
 
 
 PLANTED = [

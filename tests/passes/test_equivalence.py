@@ -16,7 +16,7 @@ from minigraph.passes import fuse_matmul_transpose as products
 from minigraph.passes import remove_redundant_cast as casts
 from minigraph.passes import remove_redundant_transpose as transposes
 from minigraph.passes.engine import redirect
-from minigraph.passes.engine import rule as engine
+from minigraph.passes.engine import replacement as engine
 from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.rule import GraphBuilder
 from minigraph.passes.fuse_activation_grad import ReluGradMatmulGrad
@@ -250,9 +250,9 @@ def needed_gradient_of_x_is_forgotten(patch):
         return grad
 
     _gradient(patch, change)
-    patch.setattr(engine._Replacement, "_check_results", lambda self, new, old: None)
+    patch.setattr(engine.Replacement, "_check_results", lambda self, new, old: None)
     _inner_without(patch, "gives no gradient of")
-    original = engine._Replacement._differentiate
+    original = engine.Replacement._differentiate
 
     def lenient(self, g, emitted, incoming, outgoing):
         for v in [v for v in outgoing if v in {x for op in emitted for x in op.inputs["X"]}]:
@@ -260,7 +260,7 @@ def needed_gradient_of_x_is_forgotten(patch):
                 del outgoing[v]
         return original(self, g, emitted, incoming, outgoing)
 
-    patch.setattr(engine._Replacement, "_differentiate", lenient)
+    patch.setattr(engine.Replacement, "_differentiate", lenient)
 
 
 def gradient_of_an_inner_value_is_taken_for_that_of_the_result(patch):

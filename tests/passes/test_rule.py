@@ -15,7 +15,10 @@ from minigraph.ir.verify import verify
 from minigraph.passes.attention.memory_efficient_attention import memory_efficient_attention
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.pattern import Pattern
+from minigraph.passes.engine.rule import Rule, apply_rule, refuse_unless
+from minigraph.passes.fuse_activation_grad import fuse_activation_grad
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
+from minigraph.passes.fuse_matmul_transpose import fuse_matmul_transpose
 from minigraph.program import Program
 from minigraph.program.backward import append_backward, gradients
 from minigraph.program.builder import Builder
@@ -23,6 +26,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from minigraph.types import same
 from tests.support.net import Net
+from tests.support.random_programs import random_program
 
 OWN = "{} would be an operand of what computes it"
 
@@ -226,7 +230,7 @@ def test_an_attribute_that_is_float64_is_not_one_that_is_none():
         Builder(program.global_block()).matmul(x, y, out_dtype=dtype)
         (op,) = to_graph(program).ops
         matches, _, reason = Pattern(lambda p, x, y: p.matmul(x, y)).match(op)
-        assert len(matches) == count
+        assert len([*matches]) == count
     assert "has out_dtype=float64, wanted None" in str(reason)
 
 
@@ -242,3 +246,69 @@ def test_scores_are_not_their_own_bias_nor_values(net, operand, training):
     assert memory_efficient_attention(graph, report) == 0
     verify(graph)
     assert [r.reason for r in report.refused] == [OWN.format((scores if operand == "bias" else weights).name)]
+
+
+class Halfway(Rule):
+    """tanh(X) -> relu(X), which is taken back, or X itself"""
+
+    def __init__(self, returns_operand: bool) -> None:
+        self.returns_operand = returns_operand
+
+    def pattern(self, p, X):
+        return p.tanh(X)
+
+    def rewrite(self, g, X):
+        g.relu(X)
+        refuse_unless(self.returns_operand, "on second thoughts")
+        return X
+
+
+@pytest.mark.parametrize(
+    ("returns_operand", "reason"), [(False, "on second thoughts"), (True, "which is there already")]
+)
+def test_what_is_refused_leaves_nothing_behind(net, returns_operand, reason):
+    x = net.g.abs(net.data("x", 2, 3))
+    net.g.tanh(x)
+    graph, report = to_graph(net.program), PassReport("halfway")
+    before = [*graph.nodes], dict(graph.newest), {v: dict(v.read_by) for v in graph.variables}
+    assert apply_rule(graph, Halfway(returns_operand), report) == 0
+    assert reason in report.refused[0].reason
+    assert ([*graph.nodes], dict(graph.newest), {v: dict(v.read_by) for v in graph.variables}) == before
+    assert not graph.changed
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 6))
+def test_the_nearest_miss_is_the_same_where_a_type_is_lacking(seed, monkeypatch):
+    """Anchors are left out only where none of them could be a nearer miss."""
+    case = random_program(seed)
+    for op_pass in (fuse_gemm_epilogue, fuse_matmul_transpose, fuse_activation_grad):
+        reports = []
+        for without in (False, True):
+            with monkeypatch.context() as patch:
+                if without:
+                    patch.setattr(Pattern, "most_in", lambda self, graph: None)
+                report = PassReport("pass")
+                op_pass(to_graph(case.program, case.fetches), report)
+                reports.append((report.applied, report.refused, report.miss))
+        assert reports[0] == reports[1]
+
+
+def test_a_nearer_miss_is_found_where_a_type_is_lacking(net):
+    x = net.data("x", 3, 3)
+    net.g.relu(net.g.tanh(x))
+    net.g.relu(net.g.elementwise_add(x, net.param("b", 3)))
+    report = PassReport("pass")
+    fuse_gemm_epilogue(to_graph(net.program), report)
+    assert report.miss is not None and (report.miss.rule, report.miss.matched) == ("LinearRelu", 2)
+
+
+def test_where_a_type_is_lacking_one_miss_is_enough(net, monkeypatch):
+    x = net.data("x", 3, 3)
+    for i in range(5):
+        x = net.g.matmul(x, net.param(f"w{i}", 3, 3))
+    tried, match = [], Pattern.match
+    monkeypatch.setattr(Pattern, "match", lambda self, anchor: tried.append(anchor) or match(self, anchor))
+    report = PassReport("pass")
+    fuse_matmul_transpose(to_graph(net.program), report)
+    assert len(tried) == 1
+    assert report.miss is not None and report.miss.matched == 1

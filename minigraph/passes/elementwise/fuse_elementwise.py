@@ -46,7 +46,7 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
         if (op.opdef.no_need_buffer or op.opdef.read_for) and op in graph:
             _borrow_shapes(graph, op, shapes)
     for op in reversed(graph.ops):
-        if op in graph:
+        if op in graph.nodes and not _gives_values(op):
             _drop_shape(graph, op, shapes, report)
     for op in graph.ops_of(op_type for op_type, opdef in OPS.items() if opdef.copies):
         if op in graph:
@@ -78,11 +78,20 @@ def _borrow_shapes(graph: Graph, op: OpNode, shapes: SameShapes) -> None:
                 take_out_unread(graph, [v.producer])
 
 
+def _gives_values(op: OpNode) -> bool:
+    """Whether the values of an output matter, not only shapes, as those of nearly all operators."""
+    for vs in op.outputs.values():
+        for v in vs:
+            for reader in v.read_by:
+                if reader.reads_values_of(v):
+                    return True
+            if v.pinned is not None:
+                return True
+    return False
+
+
 def _drop_shape(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
     """Take out an operator of whose outputs others want the shapes only, which inputs have, too."""
-    for v in op.output_vars:
-        if any(c.reads_values_of(v) for c in v.read_by) or v.pinned is not None:
-            return
     outputs = [v for v in op.output_vars if v.read_by]
     if not outputs or "side_effect" in op.opdef.traits:
         return

@@ -7,10 +7,8 @@ values that it reads are computed before, all its readers come after. So no path
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -25,14 +23,13 @@ MOST_MEMBERS, MOST_INPUTS, MOST_OUTPUTS = 32, 16, 8  # what one kernel can keep 
 MOST_READERS = 16  # of a value that are looked at for a common kernel
 LEAST_SAVED = 1e-3  # of what both move: a scale that two norms share is no reason to compute one with the other
 
-Slots = tuple[tuple[str, tuple[int, ...]], ...]
+Slots = tuple[tuple[Any, ...], ...]  # (slot, number, ...)
 
 FIRST: Rank = (-1,)
 LAST: Rank = (1 << 62,)
 _rank = attrgetter("rank")
 
 
-@dataclass
 class FusionGroup:
     """Operators in the order of the schedule.
 
@@ -40,37 +37,37 @@ class FusionGroup:
     moved   bytes that they read and write one by one; a size of -1 counts as 1
     """
 
-    ops: list[OpNode]
-    layout: BodyLayout
-    moved: int
+    def __init__(self, ops: list[OpNode], layout: BodyLayout, moved: int) -> None:
+        self.ops, self.layout, self.moved, self.inside = ops, layout, moved, {*ops}
+        self._reads: list[VarNode] | None = None
+        self._written: list[VarNode] | None = None
 
     @property
     def role(self) -> str:
         return self.ops[0].role
 
-    @cached_property
-    def inside(self) -> set[OpNode]:
-        return set(self.ops)
-
-    @cached_property
+    @property
     def reads(self) -> list[VarNode]:
-        """The values from outside that members read, in the order of their first use."""
-        values: dict[VarNode, None] = {}
-        for op in self.ops:
-            for v in op.input_vars:
-                if v not in values and v.producer not in self.inside and op.reads_values_of(v):
-                    values[v] = None
-        return list(values)
+        """The values from outside that members read, in the order of their first use; as they were at first."""
+        if self._reads is None:
+            values, inside = dict[VarNode, None](), self.inside
+            for op in self.ops:
+                for vs in op.inputs.values():
+                    for v in vs:
+                        if v not in values and v.producer not in inside and op.reads_values_of(v):
+                            values[v] = None
+            self._reads = list(values)
+        return self._reads
 
-    @cached_property
+    @property
     def written(self) -> list[VarNode]:
-        """The values that are read outside the group."""
-        return [
-            v for op in self.ops for v in op.output_vars
-            if v.pinned is not None or any(c not in self.inside for c in v.graph.readers(v))
-        ]  # fmt: skip
+        """The values that are read outside the group; as they were at first."""
+        if self._written is None:
+            made, inside = [v for op in self.ops for vs in op.outputs.values() for v in vs], self.inside
+            self._written = [v for v in made if not inside.issuperset(v.read_by) or v.pinned is not None]
+        return self._written
 
-    @cached_property
+    @property
     def saved(self) -> int:
         """Bytes that the members would move one by one, less what the group moves."""
         return self.moved - sum(map(nbytes, self.reads)) - sum(map(nbytes, self.written))
@@ -88,14 +85,16 @@ def is_candidate(op: OpNode) -> bool:
 
 def start_group(op: OpNode) -> FusionGroup:
     """A group of one candidate; refuses an operator that cannot be in any group."""
-    for v in op.output_vars:
-        refuse_unless(v.next_version is None and not _is_update(v), "{} is updated in place", v.name)
+    for vs in op.outputs.values():
+        for v in vs:
+            if v.next_version is not None or _is_update(v):
+                raise Refused("{} is updated in place", v.name)
     numbers: dict[VarNode, int] = {}
     slots = [
-        tuple((s, tuple(numbers.setdefault(v, len(numbers)) for v in vs)) for s, vs in own.items())
+        tuple([(s, *[numbers.setdefault(v, len(numbers)) for v in vs]) for s, vs in own.items()])
         for own in (op.inputs, op.outputs)
     ]
-    layout = _layout_alone(op.opdef, *slots, tuple(v.type for v in numbers), tuple(op.attrs.items()))
+    layout = _layout_alone(op.opdef, *slots, tuple([v.type for v in numbers]), tuple(op.attrs.items()))
     if isinstance(layout, str):
         raise Refused(layout)
     return FusionGroup([op], layout, moved_bytes(op))
@@ -108,7 +107,7 @@ def _layout_alone(
     """The layout of one operator, or why it has none; layers ask the same. Slots hold numbers of values."""
 
     def names(slots: Slots) -> dict[str, list[str]]:
-        return {slot: [f"t{i}" for i in own] for slot, own in slots}
+        return {slot: [f"t{i}" for i in own] for slot, *own in slots}
 
     member = Member(opdef, names(inputs), names(outputs), dict(attrs))
     try:
@@ -133,7 +132,7 @@ def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
         raise Refused("{} works on {}, {} on {}", a.ops[-1], [*a.layout.shape], b.ops[-1], [*b.layout.shape])
     for op in a.ops if a.layout.shape != layout.shape else b.ops if b.layout.shape != layout.shape else ():
         refuse_unless("random" not in op.opdef.traits, "{} draws for its own shape, which is smaller", op)
-    group = FusionGroup(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
+    group = FusionGroup(sorted((*a.ops, *b.ops), key=_rank), layout, a.moved + b.moved)
     inside = group.inside
     for v in {v: None for op in group.ops for v in op.input_vars} if layout.row is not None else ():
         if not _fits(layout, v, inside):
@@ -199,33 +198,32 @@ def span(group: FusionGroup) -> tuple[Rank, Rank]:
     """The ranks between which the group can stand: after its operands, before its readers and updates of an operand."""
     inside, before, after = group.inside, FIRST, LAST
     for op in group.ops:
-        for v in op.input_vars:
-            writer, newer = v.producer, v.next_version
-            if writer in inside:
-                continue
-            if writer is not None and writer.rank > before:
-                before = writer.rank
-            if newer is not None and newer.producer is not None:
-                after = min(after, newer.producer.rank)
-        for v in op.output_vars:
-            for reader in v.read_by:
-                if reader.rank < after and reader not in inside:
-                    after = reader.rank
+        for vs in op.inputs.values():
+            for v in vs:
+                writer, newer = v.producer, v.next_version
+                if writer in inside:
+                    continue
+                if writer is not None and writer.rank > before:
+                    before = writer.rank
+                if newer is not None and newer.producer is not None:
+                    after = min(after, newer.producer.rank)
+        for vs in op.outputs.values():
+            for v in vs:
+                if not inside.issuperset(v.read_by):
+                    for reader in v.read_by:
+                        if reader.rank < after and reader not in inside:
+                            after = reader.rank
     return before, after
 
 
 def moved_bytes(op: OpNode) -> int:
     """Bytes that an operator reads and writes."""
-    return sum(nbytes(v) for v in {*op.input_vars} if op.reads_values_of(v)) + sum(map(nbytes, op.output_vars))
+    read = [v for v in {*op.input_vars} if op.reads_values_of(v)]
+    return sum(map(nbytes, read)) + sum(map(nbytes, op.output_vars))
 
 
 def nbytes(v: VarNode) -> int:
-    return _nbytes(v.type)
-
-
-@lru_cache(maxsize=4096)
-def _nbytes(t: TensorType) -> int:
-    return math.prod(max(size, 1) if size else 0 for size in t.shape) * t.dtype.itemsize
+    return v.type.least_bytes
 
 
 def neighbours(op: OpNode) -> list[OpNode]:
@@ -249,7 +247,7 @@ class SameShapes:
         self._parent: dict[VarNode, VarNode] = {}
         for op in graph.ops:
             for out, like in _alike(op):
-                if out.type.shape == like.type.shape:
+                if out.type.shape == like.type.shape and not like.type.is_static:
                     self._parent[self._root(out)] = self._root(like)
 
     def _root(self, v: VarNode) -> VarNode:
@@ -265,14 +263,13 @@ class SameShapes:
 
 def _alike(op: OpNode) -> Iterable[tuple[VarNode, VarNode]]:
     """(output, input) pairs of one shape, by what the operators' inference says."""
-    if op.type.endswith("_grad"):
-        for slot, vs in op.outputs.items():
-            for out, like in zip(vs, op.inputs.get(slot.removesuffix("_grad"), ()), strict=False):
-                if is_gradient_of_input(op, slot):
-                    yield out, like
+    if (pairs := _gradients(op.opdef)) is not None:
+        for slot, source in pairs:
+            if slot in op.outputs:
+                yield from zip(op.outputs[slot], op.inputs.get(source, ()), strict=False)
         return
     first = next(iter(op.inputs.values()), [])
-    if not first or not (op.opdef.traits & {"elementwise", "pointwise"} or op.opdef.rows):
+    if not first:
         return
     operands = [*op.input_vars]
     for slot, vs in op.outputs.items():
@@ -285,9 +282,24 @@ def _alike(op: OpNode) -> Iterable[tuple[VarNode, VarNode]]:
                 break
 
 
+@cache
+def _gradients(opdef: OpDef) -> list[tuple[str, str]] | None:
+    """(output slot, the input slot of which it is the gradient) of a grad operator; what outputs of others are like.
+
+    None where outputs may be like any input: of operators that work on elements or rows.
+    """
+    if opdef.type.endswith("_grad"):
+        return [(s, s.removesuffix("_grad")) for s in opdef.output_names if _is_gradient(opdef, s)]
+    return None if opdef.traits & {"elementwise", "pointwise"} or opdef.rows else []
+
+
 def is_gradient_of_input(op: OpNode, slot: str) -> bool:
     """Whether an output slot holds the gradient of an input that has a place in the operator, with its shape."""
-    return slot.endswith("_grad") and slot.removesuffix("_grad") in op.opdef.input_names
+    return _is_gradient(op.opdef, slot)
+
+
+def _is_gradient(opdef: OpDef, slot: str) -> bool:
+    return slot.endswith("_grad") and slot.removesuffix("_grad") in opdef.input_names
 
 
 def _broadcasts_into(shape: Sequence[int], into: Sequence[int]) -> bool:

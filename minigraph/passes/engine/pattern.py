@@ -13,11 +13,11 @@ in the number of operators: each anchor looks at a few neighbours.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from minigraph.ir.graph import OpNode, VarNode
+from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import OpDef, get_op
 from minigraph.types import same
 
@@ -39,11 +39,15 @@ class AttrVar:
 
 
 class PatternOp:
-    """An operator of the pattern; `attrs` are all of its attributes, with the value that is wanted."""
+    """An operator of the pattern.
+
+    attrs  (name, the value that is wanted, "") of all its attributes, or (name, None, the variable that it binds)
+    """
 
     def __init__(self, opdef: OpDef, inputs: dict[str, PatternVar], attrs: dict[str, Any]) -> None:
         self.opdef, self.inputs = opdef, inputs
-        self.attrs = [(name, attrs.get(name, attr.default)) for name, attr in opdef.attrs.items()]
+        wanted = [(name, attrs.get(name, attr.default)) for name, attr in opdef.attrs.items()]
+        self.attrs = [(n, None, v.name) if isinstance(v, AttrVar) else (n, v, "") for n, v in wanted]
         self.outputs = {s: PatternVar(s, self) for s in opdef.output_names}
 
     def __getattr__(self, slot: str) -> PatternVar:
@@ -105,28 +109,44 @@ class Pattern:
         root = self.kept[0].op
         assert root is not None, "a pattern returns what its operators compute"
         self.root: PatternOp = root
-        self.orders = list(_operand_orders(root))
+        self.ops = list(_ops(root))
+        self.orders = list(_operand_orders(self.ops))
 
     @property
     def root_type(self) -> str:
         return self.root.opdef.type
 
-    def match(self, anchor: OpNode) -> tuple[list[Match], int, Mismatch | None]:
+    def most_in(self, graph: Graph) -> int | None:
+        """How many operators match at most anywhere, where the graph lacks a type that the pattern needs; else None."""
+        if all(graph.has(op.opdef.type) for op in self.ops):
+            return None
+        return max(len(_met(self.root, order, graph, {})[0]) for order in self.orders)
+
+    def match(self, anchor: OpNode) -> tuple[Iterable[Match], int, Mismatch | None]:
         """(matches, most operators matched, why not more) with the pattern's last operator at `anchor`.
 
-        There is one match for each order of commutative operands that fits.
+        There is one match for each order of commutative operands that fits; those after the first are looked for when
+        they are asked for. Where none fits the matches are an empty list.
         """
-        matches: list[Match] = []
         most, reason = 0, None
-        for order in self.orders:
+        for number, order in enumerate(self.orders):
             match = Match()
             why = self._match_op(self.root, anchor, match, order)
             if why is None:
                 match.kept = [match.bound.get(v) for v in self.kept]
-                matches.append(match)
-            elif len(match.ops) > most:
+                return self._from(match, anchor, number + 1), 0, None
+            if len(match.ops) > most:
                 most, reason = len(match.ops), why
-        return matches, most, reason
+        return [], most, reason
+
+    def _from(self, first: Match, anchor: OpNode, number: int) -> Iterator[Match]:
+        """A match and those in the orders from `number` on."""
+        yield first
+        for order in self.orders[number:]:
+            match = Match()
+            if self._match_op(self.root, anchor, match, order) is None:
+                match.kept = [match.bound.get(v) for v in self.kept]
+                yield match
 
     def _match_op(self, pattern: PatternOp, op: OpNode, match: Match, order: Order) -> Mismatch | None:
         """Match an operator and what leads to it; says why it does not fit."""
@@ -135,40 +155,35 @@ class Pattern:
         if pattern in match.ops:
             return None if match.ops[pattern] is op else Mismatch("{} is not the operator matched before", op)
         match.ops[pattern] = op
-        if (why := self._match_attrs(pattern, op, match)) is not None:
-            return why
+        for name, wanted, variable in pattern.attrs:
+            value = op.attrs[name]
+            if variable:
+                known = match.attrs.setdefault(variable, value)
+                if known is not value and not same(known, value):
+                    return Mismatch("{} has {}={}, not {}", op, name, value, known)
+            elif wanted is not value and not same(wanted, value):
+                return Mismatch("{} has {}={}, wanted {}", op, name, value, wanted)
+        bound, given = match.bound, op.outputs
         for slot, v in pattern.outputs.items():
-            nodes = op.outputs.get(slot)
-            node = nodes[0] if nodes else None
-            if match.bound.setdefault(v, node) is not node:
+            node = given[slot][0] if given.get(slot) else None
+            if bound.setdefault(v, node) is not node:
                 return Mismatch("{} writes another variable than matched before", op)
-        if not op.inputs.keys() <= pattern.inputs.keys():
-            return Mismatch("{} has an input {}", op, next(s for s in op.inputs if s not in pattern.inputs))
+        given = op.inputs
+        if not given.keys() <= pattern.inputs.keys():
+            return Mismatch("{} has an input {}", op, next(s for s in given if s not in pattern.inputs))
         for slot, v in order.get(pattern, pattern.inputs).items():
-            nodes = op.inputs.get(slot)
+            nodes = given.get(slot)
             if nodes is None or len(nodes) != 1:
                 return Mismatch("{} has no single input {}", op, slot)
             node = nodes[0]
-            if match.bound.setdefault(v, node) is not node:
+            if bound.setdefault(v, node) is not node:
                 return Mismatch("{} is not the variable that was matched as {}", node.name, v.name)
             if v.op is None:
                 continue
-            producer = node.producer
-            if producer is None:
+            if (producer := node.producer) is None:
                 return Mismatch("{} is not computed by a {}", node.name, v.op.opdef.type)
             if (why := self._match_op(v.op, producer, match, order)) is not None:
                 return why
-        return None
-
-    def _match_attrs(self, pattern: PatternOp, op: OpNode, match: Match) -> Mismatch | None:
-        for name, wanted in pattern.attrs:
-            value = op.attrs[name]
-            if isinstance(wanted, AttrVar):
-                bound = match.attrs.setdefault(wanted.name, value)
-                if bound is not value and not same(bound, value):
-                    return Mismatch("{} has {}={}, not {}", op, name, value, bound)
-            elif wanted is not value and not same(wanted, value):
-                return Mismatch("{} has {}={}, wanted {}", op, name, value, wanted)
         return None
 
 
@@ -177,9 +192,9 @@ def _variable(value: Any) -> PatternVar:
     return value
 
 
-def _operand_orders(root: PatternOp) -> Iterator[Order]:
+def _operand_orders(ops: Iterable[PatternOp]) -> Iterator[Order]:
     """The commutative operators whose X and Y are swapped: all combinations, as written first."""
-    commutative = [op for op in _ops(root) if "commutative" in op.opdef.traits]
+    commutative = [op for op in ops if "commutative" in op.opdef.traits]
     for bits in range(2 ** len(commutative)):
         yield {op: _swapped(op) for i, op in enumerate(commutative) if bits >> i & 1}
 
@@ -192,6 +207,19 @@ def _ops(op: PatternOp) -> Iterator[PatternOp]:
             seen.add(op)
             yield op
             stack.extend(v.op for v in op.inputs.values() if v.op is not None)
+
+
+def _met(op: PatternOp, order: Order, graph: Graph, met: dict[PatternOp, None]) -> tuple[dict[PatternOp, None], bool]:
+    """(operators of the pattern that matching meets in this order, whether the graph has the types of all)."""
+    if op in met:
+        return met, True
+    if not graph.has(op.opdef.type):
+        return met, False
+    met[op] = None
+    for v in order.get(op, op.inputs).values():
+        if v.op is not None and not _met(v.op, order, graph, met)[1]:
+            return met, False
+    return met, True
 
 
 def _swapped(pattern: PatternOp) -> dict[str, PatternVar]:

@@ -38,9 +38,10 @@ def read_instead(graph: Graph, old: VarNode, new: VarNode) -> None:
 
 def is_unread(op: OpNode) -> bool:
     """Whether no output of `op` is read, fetched or persistable."""
-    for v in op.output_vars:
-        if v.read_by or v.persistable or v.next_version is not None or v.pinned is not None:
-            return False
+    for vs in op.outputs.values():
+        for v in vs:
+            if v.read_by or v.persistable or v.next_version is not None or v.pinned is not None:
+                return False
     return True
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minigraph.ir.graph import OpNode, VarNode
-from minigraph.passes.engine.links import gradient_slots
 from minigraph.passes.engine.pattern import Mismatch
+from minigraph.passes.engine.replacement import gradient_slots
 
 ON_THE_WAY = frozenset({"elementwise_sub", "exp", "reduce_sum", "log", "elementwise_add", "scale"})  # to a square
 SQUARES = frozenset({"square", "pow", "elementwise_mul"})
