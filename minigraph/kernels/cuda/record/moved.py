@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .binder import Binder
@@ -31,19 +33,48 @@ def unplaced(call: Any) -> Any:
     return call.moved({id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
 
 
-class Recording(NamedTuple):
+class Touched:
+    """Which buffers a call and its copies touch, by their places among what their operator was given.
+
+    take    gives those buffers of all that the operator has: what owns what it was given, scratch, the record of faults
+    split   places among these of what the call reads, and of what it writes; None until somebody found them
+    """
+
+    __slots__ = ("split", "take")
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self.take = taken(places)
+        self.split: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+
+def taken(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes what lies at these places of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+class Recording:
     """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted.
 
-    fault   the record of faults, of which a guard has no more than its address
+    owners  of all that the calls touch: of what was given, scratch, the record of faults, of which a guard has no more
+            than its address
     wrong   what it would report, had it elements: no call of its reports; None where it never does
     """
 
-    calls: list[tuple[Call, Sequence[Buffer]]]
-    given: list[Buffer]
-    scratch: list[Buffer]
-    notes: list[str]
-    fault: Buffer
-    wrong: str | None = None
+    def __init__(
+        self, calls: Sequence[tuple[Call, Sequence[Buffer]]], given: Sequence[Buffer], scratch: Sequence[Buffer],
+        notes: list[str], fault: Buffer, wrong: str | None = None,
+    ) -> None:  # fmt: skip
+        self.calls, self.owners, self.scratch = calls, (*given, *scratch, fault), scratch
+        self.notes, self.wrong = notes, wrong
+
+    @cached_property
+    def by_place(self) -> tuple[list[int], list[tuple[Call, Touched]]]:
+        """The ids of the owners, and the calls with the places of those that they touch: what copies are made by."""
+        ids = [id(b) for b in self.owners]
+        places = {key: place for place, key in enumerate(ids)}
+        return ids, [(call, Touched([places[id(b)] for b in own])) for call, own in self.calls]
 
 
 Earlier = dict[int, tuple[Any, Recording]]
@@ -66,34 +97,39 @@ class GivenBuffers(NamedTuple):
 def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
     """What stands in the slots of an operator; `outside` are ids of what a Scope owns."""
     buffers: list[Buffer] = []
-    facts: list[Hashable] = []
-    sizes: list[int] = []
-    numbers: dict[int, int] = {}
-    roots: list[Buffer] = []
+    arity: list[int | None] = []
     for slot in slots:
-        if slot is None:
-            facts.append(None)
-        elif type(slot) is list:
-            facts.append(len(slot))
+        if type(slot) is list:
+            arity.append(len(slot))
             buffers += slot
+        elif slot is None:
+            arity.append(None)
         else:
-            facts.append(-1)
+            arity.append(-1)
             buffers.append(slot)
-    for b in buffers:
-        steps, shape = b.steps, b.shape
-        root, offset = (b, 0) if b.owner is None else root_and_offset(b)
-        own = id(root)
-        number = numbers.get(own)
-        if number is None:
-            number = numbers[own] = len(numbers)
-            roots.append(root)
-        itself = number if root is b else numbers.setdefault(id(b), len(numbers))
-        facts.append((number, itself, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
-        sizes.append(offset)
-        sizes += shape
-        if steps is not None:
-            sizes += steps
-    return GivenBuffers(buffers, tuple(facts), tuple(sizes), roots)
+    owners, shown, offsets = buffers, None, None
+    if [b.owner for b in buffers].count(None) < len(buffers) or [b.steps for b in buffers].count(None) < len(buffers):
+        pairs = [root_and_offset(b) for b in buffers]
+        owners, offsets = [root for root, _ in pairs], [offset for _, offset in pairs]
+        first: dict[int, int] = {}
+        shown = tuple([
+            (first.setdefault(id(b), i), b.owner is None, b.steps is None) for i, b in enumerate(buffers)
+        ])  # fmt: skip
+    numbers: dict[int, int] = {}
+    ids = [id(b) for b in owners]
+    own = tuple([numbers.setdefault(key, len(numbers)) for key in ids])
+    roots = owners if len(numbers) == len(owners) else list(dict(zip(ids, owners, strict=True)).values())
+    sizes: list[int] = []
+    for i, b in enumerate(buffers):
+        sizes.append(0 if offsets is None else offsets[i])
+        sizes += b.shape
+        if b.steps is not None:
+            sizes += b.steps
+    facts = (
+        *arity, own, shown, *[len(b.shape) for b in buffers], *[b.dtype for b in buffers],
+        *[b.alignment for b in buffers], *[b.ptr for b in owners], *[key in outside for key in ids],
+    )  # fmt: skip
+    return GivenBuffers(buffers, facts, tuple(sizes), roots)
 
 
 class Key:
@@ -125,7 +161,7 @@ class Repeats:
     def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Key, Recording] = {}
-        self._touched: dict[int, tuple[Call, Sequence[Buffer]]] = {}  # by id of the call, which lives as long
+        self._touched: dict[int, tuple[Call, Sequence[Buffer], Touched | None]] = {}  # by id of the call, which it keeps
 
     def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
@@ -138,7 +174,7 @@ class Repeats:
             wrong = self.binder.wrong.get(self.binder.step)
             own = Recording(touched, given, scratch, notes, self.binder.fault, wrong)
             self.known[key], self.earlier[self.binder.step] = own, (key, own)
-            self._touched.update((id(call), (call, roots)) for call, roots in touched)
+            self._touched.update((id(call), (call, roots, None)) for call, roots in touched)
 
     def remember(
         self, key: Key, given: list[Buffer], filled: list[tuple[Call, Sequence[Buffer]]], calls: Sequence[Call],
@@ -146,7 +182,7 @@ class Repeats:
     ) -> None:  # fmt: skip
         """As `keep`, for calls of a template, `filled`, if they are those that run."""
         if [id(call) for call, _ in filled] == [id(call) for call in calls]:
-            self._touched.update((id(pair[0]), pair) for pair in filled)
+            self._touched.update((id(call), (call, roots, None)) for call, roots in filled)
             if self.binder.step not in self.binder.wrong:
                 self.known[key] = Recording(filled, given, list(self.binder.scratches[-1]), notes, self.binder.fault)
 
@@ -155,19 +191,19 @@ class Repeats:
         known = self._earlier(key) or self.known.get(key)
         if known is None:
             return None
-        self.known[key], self.earlier[self.binder.step] = known, (key, known)
-        places = {id(old): new for old, new in zip(known.given, given, strict=True)}
-        places[id(known.fault)] = self.binder.fault
-        places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in known.scratch}
+        binder, step = self.binder, self.binder.step
+        self.known[key], self.earlier[step] = known, (key, known)
+        ids, calls = known.by_place
+        owners = [*given, *[binder.scratch(old.shape, old.dtype) for old in known.scratch], binder.fault]
+        places = dict(zip(ids, owners, strict=True))
         for text in known.notes:
-            self.binder.note(text)
+            binder.note(text)
         if known.wrong is not None:
-            self.binder.wrong[self.binder.step] = known.wrong
+            binder.wrong[step] = known.wrong
         copies = []
-        for call, touched in known.calls:
-            there = [places[id(b)] for b in touched]  # before `places` gets what shows them
-            copies.append(copy := call.moved(places, self.binder.step))
-            self._touched[id(copy)] = copy, there
+        for call, touched in calls:
+            copies.append(copy := call.moved(places, step))
+            self._touched[id(copy)] = copy, touched.take(owners), touched
         return copies
 
     def _earlier(self, key: Key) -> Recording | None:
@@ -179,3 +215,13 @@ class Repeats:
         """The buffers that a call is given, or those whose memory they show."""
         known = self._touched.get(id(call))
         return known[1] if known is not None else call.buffers()
+
+    def owners_of(self, call: Call) -> Sequence[Buffer]:
+        """The buffers whose memory a call touches, while none of them became part of an arena."""
+        known = self._touched.get(id(call))
+        return known[1] if known is not None else [owner(b) for b in call.buffers()]
+
+    def copied(self, call: Call) -> tuple[Sequence[Buffer], Touched] | None:
+        """The owners of what a call touches that is a copy, and how they are found; None for other calls."""
+        known = self._touched.get(id(call))
+        return (known[1], known[2]) if known is not None and known[2] is not None else None
