@@ -57,16 +57,17 @@ def taken(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 class Recording:
     """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted.
 
+    key     what copies of them are found by
     owners  of all that the calls touch: of what was given, scratch, the record of faults, of which a guard has no more
             than its address
     wrong   what it would report, had it elements: no call of its reports; None where it never does
     """
 
     def __init__(
-        self, calls: Sequence[tuple[Call, Sequence[Buffer]]], given: Sequence[Buffer], scratch: Sequence[Buffer],
-        notes: list[str], fault: Buffer, wrong: str | None = None,
+        self, key: Key, calls: Sequence[tuple[Call, Sequence[Buffer]]], given: Sequence[Buffer],
+        scratch: Sequence[Buffer], notes: list[str], fault: Buffer, wrong: str | None = None,
     ) -> None:  # fmt: skip
-        self.calls, self.owners, self.scratch = calls, (*given, *scratch, fault), scratch
+        self.key, self.calls, self.owners, self.scratch = key, calls, (*given, *scratch, fault), scratch
         self.notes, self.wrong = notes, wrong
 
     @cached_property
@@ -77,7 +78,7 @@ class Recording:
         return ids, [(call, Touched([places[id(b)] for b in own])) for call, own in self.calls]
 
 
-Earlier = dict[int, tuple[Any, Recording]]
+Earlier = dict[int, Recording]
 """What operators recorded in the latest plan of their program that has it, by their step."""
 
 
@@ -97,39 +98,34 @@ class GivenBuffers(NamedTuple):
 def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
     """What stands in the slots of an operator; `outside` are ids of what a Scope owns."""
     buffers: list[Buffer] = []
-    arity: list[int | None] = []
-    for slot in slots:
-        if type(slot) is list:
-            arity.append(len(slot))
-            buffers += slot
-        elif slot is None:
-            arity.append(None)
-        else:
-            arity.append(-1)
-            buffers.append(slot)
-    owners, shown, offsets = buffers, None, None
-    if [b.owner for b in buffers].count(None) < len(buffers) or [b.steps for b in buffers].count(None) < len(buffers):
-        pairs = [root_and_offset(b) for b in buffers]
-        owners, offsets = [root for root, _ in pairs], [offset for _, offset in pairs]
-        first: dict[int, int] = {}
-        shown = tuple([
-            (first.setdefault(id(b), i), b.owner is None, b.steps is None) for i, b in enumerate(buffers)
-        ])  # fmt: skip
-    numbers: dict[int, int] = {}
-    ids = [id(b) for b in owners]
-    own = tuple([numbers.setdefault(key, len(numbers)) for key in ids])
-    roots = owners if len(numbers) == len(owners) else list(dict(zip(ids, owners, strict=True)).values())
+    facts: list[Hashable] = []
     sizes: list[int] = []
-    for i, b in enumerate(buffers):
-        sizes.append(0 if offsets is None else offsets[i])
-        sizes += b.shape
-        if b.steps is not None:
-            sizes += b.steps
-    facts = (
-        *arity, own, shown, *[len(b.shape) for b in buffers], *[b.dtype for b in buffers],
-        *[b.alignment for b in buffers], *[b.ptr for b in owners], *[key in outside for key in ids],
-    )  # fmt: skip
-    return GivenBuffers(buffers, facts, tuple(sizes), roots)
+    numbers: dict[int, int] = {}
+    roots: list[Buffer] = []
+    for slot in slots:
+        if slot is None:
+            facts.append(None)
+        elif type(slot) is list:
+            facts.append(len(slot))
+            buffers += slot
+        else:
+            facts.append(-1)
+            buffers.append(slot)
+    for b in buffers:
+        steps, shape = b.steps, b.shape
+        root, offset = (b, 0) if b.owner is None else root_and_offset(b)
+        own = id(root)
+        number = numbers.get(own)
+        if number is None:
+            number = numbers[own] = len(numbers)
+            roots.append(root)
+        itself = number if root is b else numbers.setdefault(id(b), len(numbers))
+        facts.append((number, itself, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
+        sizes.append(offset)
+        sizes += shape
+        if steps is not None:
+            sizes += steps
+    return GivenBuffers(buffers, tuple(facts), tuple(sizes), roots)
 
 
 class Key:
@@ -172,8 +168,8 @@ class Repeats:
         touched: list[tuple[Call, Sequence[Buffer]]] = [(call, _roots([call])) for call in calls]
         if {id(b) for b in (*given, *scratch, *shared)}.issuperset([id(b) for _, roots in touched for b in roots]):
             wrong = self.binder.wrong.get(self.binder.step)
-            own = Recording(touched, given, scratch, notes, self.binder.fault, wrong)
-            self.known[key], self.earlier[self.binder.step] = own, (key, own)
+            own = Recording(key, touched, given, scratch, notes, self.binder.fault, wrong)
+            self.known[key] = self.earlier[self.binder.step] = own
             self._touched.update((id(call), (call, roots, None)) for call, roots in touched)
 
     def remember(
@@ -184,15 +180,18 @@ class Repeats:
         if [id(call) for call, _ in filled] == [id(call) for call in calls]:
             self._touched.update((id(call), (call, roots, None)) for call, roots in filled)
             if self.binder.step not in self.binder.wrong:
-                self.known[key] = Recording(filled, given, list(self.binder.scratches[-1]), notes, self.binder.fault)
+                scratch = list(self.binder.scratches[-1])
+                self.known[key] = Recording(key, filled, given, scratch, notes, self.binder.fault)
 
     def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
-        known = self._earlier(key) or self.known.get(key)
-        if known is None:
-            return None
+        known = self.earlier.get(self.binder.step)
+        if known is None or known.key != key:
+            known = self.known.get(key)
+            if known is None:
+                return None
         binder, step = self.binder, self.binder.step
-        self.known[key], self.earlier[step] = known, (key, known)
+        self.known[known.key] = self.earlier[step] = known
         ids, calls = known.by_place
         owners = [*given, *[binder.scratch(old.shape, old.dtype) for old in known.scratch], binder.fault]
         places = dict(zip(ids, owners, strict=True))
@@ -205,11 +204,6 @@ class Repeats:
             copies.append(copy := call.moved(places, step))
             self._touched[id(copy)] = copy, touched.take(owners), touched
         return copies
-
-    def _earlier(self, key: Key) -> Recording | None:
-        """What this operator recorded in an earlier plan, if a bind function cannot tell them apart."""
-        known_key, known = self.earlier.get(self.binder.step, (None, None))
-        return known if known_key == key else None
 
     def touched_by(self, call: Call) -> Sequence[Buffer]:
         """The buffers that a call is given, or those whose memory they show."""

@@ -87,81 +87,82 @@ def mattering(units: Sequence[Unit], sizes: Mapping[int, int]) -> Touched:
     return [[b for b in unit.blocks if b in sizes] for unit in units]
 
 
+def _touching(touched: Touched, order: Iterable[int]) -> dict[int, list[int]]:
+    """For each block the units that read or write it, as they stand in `order`."""
+    touching: dict[int, list[int]] = {}
+    for i in order:
+        for b in touched[i]:
+            if b in touching:
+                touching[b].append(i)
+            else:
+                touching[b] = [i]
+    return touching
+
+
+def _growth(
+    blocks: Iterable[int], live: set[int], accessors: Mapping[int, set[int]], sizes: Mapping[int, int],
+    kept: Collection[int],
+) -> int:  # fmt: skip
+    """Bytes that are live after a unit that touches these blocks, and not before it."""
+    change = 0
+    for b in blocks:
+        if b not in live:
+            change += sizes[b]
+        if len(accessors[b]) == 1 and b not in kept:
+            change -= sizes[b]
+    return change
+
+
 def greedy(
     touched: Touched, before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
     kept: Collection[int],
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Greedy list scheduling: what frees more memory than it takes runs as soon as it can; else the order as written.
 
     touched  see `mattering`
     sizes    bytes of the blocks that matter
     given    those that hold something before the first unit;  kept: those that are needed after the last
     """
+    accessors = {b: set(own) for b, own in _touching(touched, range(len(touched))).items()}
     after = _waiting(before, range(len(touched)))
-    growth = _Growth(touched, sizes, given, kept)
-    change = growth.change
+    live = set(given)
     missing = [len(b) for b in before]
     done = [False] * len(touched)
     ready = [i for i, n in enumerate(missing) if n == 0]  # it ascends, so it is a heap
-    urgent = [(change[i], i) for i in ready if change[i] < 0]
-    heapq.heapify(urgent)
+    urgent: list[tuple[int, int]] = []
+
+    def growth(i: int) -> int:
+        return _growth(touched[i], live, accessors, sizes, kept)
+
+    def look(i: int) -> None:
+        if missing[i] == 0 and not done[i]:
+            change = growth(i)
+            if change < 0:
+                heapq.heappush(urgent, (change, i))
+
+    for i in ready:
+        look(i)
     order: list[int] = []
     while ready:
-        while urgent and (done[urgent[0][1]] or change[urgent[0][1]] != urgent[0][0]):
+        while urgent and (done[urgent[0][1]] or growth(urgent[0][1]) != urgent[0][0]):
             heapq.heappop(urgent)
         i = heapq.heappop(urgent)[1] if urgent else heapq.heappop(ready)
         if done[i]:
             continue
         done[i] = True
         order.append(i)
-        for j in growth.ran(i):
-            if missing[j] == 0 and not done[j] and change[j] < 0:
-                heapq.heappush(urgent, (change[j], j))
+        live.update(touched[i])
+        for b in touched[i]:
+            left = accessors[b]
+            left.discard(i)
+            if len(left) == 1:
+                look(next(iter(left)))
         for j in after[i]:
             missing[j] -= 1
             if missing[j] == 0:
                 heapq.heappush(ready, j)
-                if change[j] < 0:
-                    heapq.heappush(urgent, (change[j], j))
+                look(j)
     return order
-
-
-class _Growth:
-    """`change` says for each unit how many bytes will be live after it that are not before it, if it runs next."""
-
-    def __init__(
-        self, touched: Touched, sizes: Mapping[int, int], given: Collection[int], kept: Collection[int]
-    ) -> None:  # fmt: skip
-        self.touched, self.sizes, self.kept, self.live = touched, sizes, kept, {*given}
-        self.touching = touching = {b: [] for b in sizes}
-        for i, blocks in enumerate(touched):
-            for b in blocks:
-                touching[b].append(i)
-        self.left = {b: len(units) for b, units in touching.items()}  # how many of these have yet to run,
-        self.rest = {b: sum(units) for b, units in touching.items()}  # and the sum of their numbers
-        self.change = change = [0] * len(touched)
-        for b, units in touching.items():
-            if b not in given:
-                for i in units:
-                    change[i] += sizes[b]
-            if len(units) == 1 and b not in kept:
-                change[units[0]] -= sizes[b]
-
-    def ran(self, i: int) -> list[int]:
-        """Unit i has run; those that are now the last one to touch one of its blocks."""
-        left, rest, change, last = self.left, self.rest, self.change, []
-        for b in self.touched[i]:
-            if b not in self.live:
-                self.live.add(b)
-                for j in self.touching[b]:
-                    change[j] -= self.sizes[b]
-            rest[b] -= i
-            left[b] -= 1
-            if left[b] == 1:
-                last.append(rest[b])
-                if b not in self.kept:
-                    change[rest[b]] -= self.sizes[b]
-        return last
 
 
 def as_late_as_possible(
@@ -210,7 +211,8 @@ def lives(order: Sequence[int], touched: Touched) -> dict[int, Span]:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for at, i in enumerate(order):
-        last.update(dict.fromkeys(touched[i], at))
-    for at in range(len(order) - 1, -1, -1):
-        first.update(dict.fromkeys(touched[order[at]], at))
+        for b in touched[i]:
+            if b not in first:
+                first[b] = at
+            last[b] = at
     return {b: (at, last[b]) for b, at in first.items()}
