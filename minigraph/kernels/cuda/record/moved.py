@@ -185,13 +185,15 @@ class Repeats:
 
     def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
-        known = self.earlier.get(self.binder.step)
+        binder, step = self.binder, self.binder.step
+        known = self.earlier.get(step)
         if known is None or known.key != key:
             known = self.known.get(key)
             if known is None:
                 return None
-        binder, step = self.binder, self.binder.step
-        self.known[known.key] = self.earlier[step] = known
+            self.earlier[step] = known
+        else:
+            self.known[key] = known
         ids, calls = known.by_place
         owners = [*given, *[binder.scratch(old.shape, old.dtype) for old in known.scratch], binder.fault]
         places = dict(zip(ids, owners, strict=True))
