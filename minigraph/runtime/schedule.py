@@ -200,9 +200,8 @@ class Schedule:
         kind = self._kinds.get(known := tuple(key))
         if kind is None:
             left = iter(given)
-            types = {
-                name: [self.values[next(left)].type for _ in vs] for name in opdef.input_names if (vs := op.inputs.get(name))
-            }  # fmt: skip
+            read = [(name, vs) for name in opdef.input_names if (vs := op.inputs.get(name))]
+            types = {name: [self.values[next(left)].type for _ in vs] for name, vs in read}
             computed = [s for s in opdef.outputs if outputs.get(s.name) and s not in idle]
             kind = self._kinds[known] = Kind(op, types, computed)
         return kind
@@ -310,6 +309,18 @@ def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
         step.shown = Counter(values[j].root for j in step.read), frozenset(step.read)
     roots, read = step.shown
     return roots[values[i].root] <= (i in read)
+
+
+def dies(step: Step, position: int, values: Sequence[Value], i: int) -> bool:
+    """Whether nobody reads value i after this step, and no other input of it shows the same memory."""
+    return values[i].root == i and values[i].last_use <= position and shown_once(step, values, i)
+
+
+def named_input(step: Step, slot: int) -> Any:
+    """What stands in the input that the operator names for output number `slot` (`OpDef.inplace`); None for none."""
+    opdef = step.op.opdef
+    name = opdef.inplace.get(opdef.outputs[slot].name)
+    return step.inputs[opdef.input_names.index(name)] if name is not None else None
 
 
 def each(slot: Any, function: Callable[[Any], Any]) -> Any:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.runtime.overwriting import dies, named_input
-from minigraph.runtime.schedule import Schedule, Step, flat
+from minigraph.runtime.schedule import Schedule, Step, dies, flat, named_input
 from minigraph.runtime.undo import last_report
 
 SMALL = 16 << 10  # bytes of a value up to which it is kept, or travels with others in one copy

@@ -157,7 +157,7 @@ class Repeats:
     def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Key, Recording] = {}
-        self._touched: dict[int, tuple[Call, Sequence[Buffer], Touched | None]] = {}  # by id of the call, which it keeps
+        self._touched: dict[int, tuple[Call, Sequence[Buffer], Touched | None]] = {}  # by id of the call
 
     def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
