@@ -91,3 +91,24 @@ def test_a_way_that_cannot_take_less_is_left_out(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(memory, "large_first", lambda lives, known: real(lives))
             assert layout(lives) == found
+
+
+def test_sizes_that_only_feeds_tell_make_kinds():
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
+        x, y = (mg.static.data(name, [None, 3]) for name in "xy")
+        outs = [mg.tanh(x), mg.tanh(y)]
+    types = {name: TensorType((rows, 3), mg.types.float32) for name, rows in (("x", 2), ("y", 5))}
+    schedule = Schedule(main, types, [out.name for out in outs])
+    assert [schedule.values[i].type.shape for i in schedule.fetched] == [(2, 3), (5, 3)]
+
+
+def test_outputs_that_nobody_reads_make_kinds():
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
+        x = mg.static.data("x", [4, 8])
+        outs = [mg.nn.functional.layer_norm(x, [8]) for _ in range(3)]
+    norms = [op for op in main.ops if op.type == "layer_norm"]
+    mean = norms[1].outputs["Mean"][0].name
+    schedule = Schedule(main, {"x": TensorType((4, 8), mg.types.float32)}, [*[out.name for out in outs], mean])
+    assert [("Mean" in s.needs) for s in schedule.steps if s.op.type == "layer_norm"] == [False, True, False]
