@@ -107,7 +107,7 @@ def test_outputs_that_nobody_reads_make_kinds():
     main = mg.static.Program()
     with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
         x = mg.static.data("x", [2, 8, 2, 8])
-        outs = [mg.incubate.nn.memory_efficient_attention(x, x, x) for _ in range(3)]
+        outs = [mg.ops.memory_efficient_attention(x, x, x) for _ in range(3)]
     second = [op for op in main.ops if op.type == "memory_efficient_attention"][1]
     fetches = [*[out.name for out in outs], second.outputs["LogSumExp"][0].name]
     schedule = Schedule(main, {"x": TensorType((2, 8, 2, 8), mg.types.float32)}, fetches)
