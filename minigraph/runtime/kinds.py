@@ -19,7 +19,7 @@ from minigraph.types import TensorType
 Types = list[TensorType]
 
 
-class Output(NamedTuple):
+class ComputedSlot(NamedTuple):
     """An output slot that is computed, the types of its values, and the input slot whose arrays these may take over."""
 
     name: str
@@ -28,7 +28,7 @@ class Output(NamedTuple):
     source: str | None
 
 
-class Kind:
+class StepKind:
     """Where the values of a step stand in its slots, and what it computes.
 
     slots    of the inputs that are read, in their order: their place among all input values, a slice of a list
@@ -66,7 +66,7 @@ class Kind:
                 if t is not v.type:
                     check_accepted(op, v, t, types)
         self.outputs = [
-            Output(s.name, s.variadic, found[s.name], op.opdef.inplace.get(s.name)) if s in computed else None
+            ComputedSlot(s.name, s.variadic, found[s.name], op.opdef.inplace.get(s.name)) if s in computed else None
             for s in op.opdef.outputs
         ]
 

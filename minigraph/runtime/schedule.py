@@ -22,7 +22,7 @@ from minigraph.program import Operator, Program, Variable
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.types import TensorType
 
-from .kinds import Kind, described
+from .kinds import StepKind, described
 
 
 class Layout(NamedTuple):
@@ -55,7 +55,7 @@ class Step:
     """
 
     op: Operator
-    kind: Kind
+    kind: StepKind
     inputs: list[Any]
     outputs: list[Any]
     read: list[int]  # the values that are read
@@ -125,7 +125,7 @@ class Schedule:
         self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
-        self._kinds: dict[tuple[Any, ...], Kind] = {}  # their types and attributes live as long as values and program
+        self._kinds: dict[tuple[Any, ...], StepKind] = {}  # their types and attributes live as long as values and program
         computed = {name for name in feeds if not program.vars[name].is_data}
         ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune is not False else program.ops
         self.advice = None
@@ -187,7 +187,7 @@ class Schedule:
         self._write(step)
         self.steps.append(step)
 
-    def _kind(self, op: Operator, given: Sequence[int], key: list[Any]) -> Kind:
+    def _kind(self, op: Operator, given: Sequence[int], key: list[Any]) -> StepKind:
         """That of the step of an operator with these input values; `key` has what tells it apart by its inputs."""
         outputs, opdef = op.outputs, op.opdef
         for name in opdef.output_names:
@@ -203,7 +203,7 @@ class Schedule:
             read = [(name, vs) for name in opdef.input_names if (vs := op.inputs.get(name))]
             types = {name: [self.values[next(left)].type for _ in vs] for name, vs in read}
             computed = [s for s in opdef.outputs if outputs.get(s.name) and s not in idle]
-            kind = self._kinds[known] = Kind(op, types, computed)
+            kind = self._kinds[known] = StepKind(op, types, computed)
         return kind
 
     def _write(self, step: Step) -> None:
