@@ -125,7 +125,7 @@ class Schedule:
         self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
-        self._kinds: dict[tuple[Any, ...], StepKind] = {}  # their types and attributes live as long as values and program
+        self._kinds: dict[tuple[Any, ...], StepKind] = {}  # while types and attributes are what they are
         computed = {name for name in feeds if not program.vars[name].is_data}
         ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune is not False else program.ops
         self.advice = None
