@@ -55,6 +55,11 @@ class Signature:
         return tuple(s.name for s in self.outputs)
 
     @cached_property
+    def optional_outputs(self) -> tuple[Slot, ...]:
+        """Output slots that may be absent."""
+        return tuple(s for s in self.outputs if s.optional)
+
+    @cached_property
     def all_optional(self) -> bool:
         """Whether every output is computed only where it is wanted: none is the result beside which others stand."""
         return all(s.optional for s in self.outputs)

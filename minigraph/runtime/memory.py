@@ -39,7 +39,7 @@ def layout(lives: Sequence[Life], room: int = 0) -> tuple[list[int], int]:
     for key in (of_peak, _bytes, _bytes_times_steps, _steps) if len(lives) <= FEW else (_bytes,):
         if size <= enough:
             break
-        other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives)
+        other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives, size)
         if other_size < size:
             offsets, size = other, other_size
     return offsets, size
@@ -59,55 +59,68 @@ def _steps(life: Life) -> tuple[int, ...]:
 
 def by_importance(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]]) -> tuple[list[int], int]:
     """Blocks with the largest keys first, each at the lowest offset that is free during its life."""
-    order = [i for i in sorted(range(len(lives)), key=lambda i: key(lives[i]), reverse=True) if lives[i].nbytes]
+    keys = [key(life) for life in lives]
+    order = [i for i in sorted(range(len(lives)), key=keys.__getitem__, reverse=True) if lives[i].nbytes]
     offsets, end = [0] * len(lives), 0
-    born, dies, starts, ends = (np.zeros(len(order), np.int64) for _ in range(4))  # of the blocks that have a place
+    placed, begins = np.empty((4, len(order)), np.int64), list[int]()  # of the blocks that have a place, by offset
     for count, i in enumerate(order):
-        _, first, last = lives[i]
-        nbytes = rounded(lives[i].nbytes)
-        beside = np.flatnonzero((born[:count] <= last) & (dies[:count] >= first))
+        nbytes, first, last = lives[i]
+        nbytes, (born, dies, starts, ends) = rounded(nbytes), placed[:, :count]
+        beside = (born <= last) & (dies >= first)
         at = _lowest_gap(starts[beside], ends[beside], nbytes)
         offsets[i], end = at, max(end, at + nbytes)
-        born[count], dies[count], starts[count], ends[count] = first, last, at, at + nbytes
+        here = bisect.bisect_right(begins, at)
+        begins.insert(here, at)
+        placed[:, here + 1 : count + 1] = placed[:, here:count]
+        placed[:, here] = first, last, at, at + nbytes
     return offsets, end
 
 
 def _lowest_gap(starts: np.ndarray, ends: np.ndarray, nbytes: int) -> int:
-    """The lowest offset at which so many bytes overlap none of the ranges."""
-    if len(starts) == 0:
+    """The lowest offset at which so many bytes overlap none of the ranges, whose starts ascend."""
+    if len(starts) == 0 or starts[0] >= nbytes:
         return 0
-    order = np.argsort(starts)
-    starts, free_from = starts[order], np.maximum.accumulate(ends[order])
-    if starts[0] >= nbytes:
-        return 0
-    fits = np.flatnonzero(starts[1:] - free_from[:-1] >= nbytes)
-    return int(free_from[fits[0] if len(fits) else -1])
+    free_from = np.maximum.accumulate(ends)
+    fits = starts[1:] - free_from[:-1] >= nbytes
+    first = int(fits.argmax()) if len(fits) else 0
+    return int(free_from[first if len(fits) and fits[first] else -1])
 
 
-def large_first(lives: Sequence[Life]) -> tuple[list[int], int]:
-    """The MANY largest blocks by importance, the others behind them by birth."""
-    order = sorted(range(len(lives)), key=lambda i: _bytes(lives[i]), reverse=True)
-    large, small = order[:MANY], order[MANY:]
-    first, end = by_importance([lives[i] for i in large], _bytes)
-    rest, size = by_birth([lives[i] for i in small])
-    placed = {**dict(zip(large, first, strict=True)), **{i: end + o for i, o in zip(small, rest, strict=True)}}
-    return [placed[i] for i in range(len(lives))], end + size
+def large_first(lives: Sequence[Life], known: int | None = None) -> tuple[list[int], int]:
+    """The MANY largest blocks by importance, the others behind them by birth.
+
+    known   bytes that another way takes: where this one cannot take less, it gives no offsets, and bytes that it needs
+    """
+    order = sorted(range(len(lives)), key=[_bytes(life) for life in lives].__getitem__, reverse=True)
+    large, small = [lives[i] for i in order[:MANY]], [lives[i] for i in order[MANY:]]
+    least = most_live(small)
+    if known is not None and (bytes_needed := most_live(large) + least) >= known:
+        return [], bytes_needed
+    first, end = by_importance(large, _bytes)
+    if known is not None and end + least >= known:
+        return [], end + least
+    rest, size = by_birth(small)
+    offsets = [0] * len(lives)
+    for i, offset in zip(order, [*first, *[end + one for one in rest]], strict=True):
+        offsets[i] = offset
+    return offsets, end + size
 
 
 def by_birth(lives: Sequence[Life]) -> tuple[list[int], int]:
     """Blocks in the order of their birth, each in the smallest gap that holds it; what dies joins free neighbours."""
-    offsets, sizes = [0] * len(lives), [rounded(life.nbytes) for life in lives]
-    births = sorted(range(len(lives)), key=[(life.first, -life.nbytes) for life in lives].__getitem__)
-    lasts = [life.last for life in lives]
+    offsets, sizes = [0] * len(lives), list(map(rounded, [nbytes for nbytes, _, _ in lives]))
+    firsts, lasts = [first for _, first, _ in lives], [last for _, _, last in lives]
+    births = sorted(range(len(lives)), key=[-nbytes for nbytes, _, _ in lives].__getitem__)  # the large ones first
+    births.sort(key=firsts.__getitem__)
     deaths = sorted(range(len(lives)), key=lasts.__getitem__)
     free = _FreeList()
-    dead = 0
+    take, dead = free.take, 0
     for i in births:
-        first = lives[i].first
+        first = firsts[i]
         while lasts[gone := deaths[dead]] < first:
             free.release(offsets[gone], sizes[gone])
             dead += 1
-        offsets[i] = free.take(sizes[i])
+        offsets[i] = take(sizes[i])
     return offsets, free.end
 
 

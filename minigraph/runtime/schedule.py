@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from minigraph.errors import MinigraphError, ShapeError, UninitializedError
+from minigraph.errors import UninitializedError
 from minigraph.errors.kinds import COMPUTED_FEED, MISSING_FEED
 from minigraph.opdef import Slot
-from minigraph.program import Operator, Program, Variable, describe_call
+from minigraph.program import Operator, Program, Variable
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.types import TensorType
+
+from .kinds import StepKind, described
 
 
 class Layout(NamedTuple):
@@ -53,6 +55,7 @@ class Step:
     """
 
     op: Operator
+    kind: StepKind
     inputs: list[Any]
     outputs: list[Any]
     read: list[int]  # the values that are read
@@ -62,14 +65,12 @@ class Step:
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
     typed: dict[int, list[int]] | None = None
-    _attrs: str = ""
     _updates: tuple[list[Any], list[tuple[int, int]]] | None = None  # for which `in_place`
 
     @property
     def attrs(self) -> str:
         """The attributes of the operator as a text, which is made once."""
-        self._attrs = self._attrs or repr(self.op.attrs)
-        return self._attrs
+        return self.kind.attrs
 
     @property
     def updates(self) -> list[tuple[int, int]]:
@@ -124,6 +125,7 @@ class Schedule:
         self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
+        self._kinds: dict[tuple[Any, ...], StepKind] = {}  # while types and attributes are what they are
         computed = {name for name in feeds if not program.vars[name].is_data}
         ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune is not False else program.ops
         self.advice = None
@@ -132,6 +134,7 @@ class Schedule:
         self.wanted = {*self.fetches, *(v._name for op in ops for vs in op.inputs.values() for v in vs)}
         for op in ops:
             self._add_step(op)
+        self._kinds.clear()  # from here on types may be others
         self.fetched = [self._read(name) for name in self.fetches]
         self.remarks = show(self)
         _find_lives(self)
@@ -161,49 +164,62 @@ class Schedule:
         raise MISSING_FEED(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
 
     def _add_step(self, op: Operator) -> None:
-        opdef, position = op.opdef, len(self.steps)
-        values, current, given = self.values, self.current, op.inputs
-        inputs: list[Any] = []
-        read: list[int] = []
-        types: dict[str, list[TensorType]] = {}
-        typed: dict[int, list[int]] | None = None
-        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not (s.optional and self._is_idle(op, s))]
-        unread = opdef.unread([s.name for s in computed])
-        for name, _, variadic in opdef.inputs:
-            variables = given.get(name)
-            if not variables:
-                inputs.append(None)
-                continue
-            indices = [current[n] if (n := v._name) in current else self._first(v) for v in variables]
-            types[name] = own = [values[i].type for i in indices]
-            if name in unread:
-                typed = {**(typed or {}), len(inputs): indices}
-                inputs.append(own if variadic else own[0])
-                continue
-            for i in indices:
-                values[i].last_use = position
-            read += indices
-            inputs.append(indices if variadic else indices[0])
-        step = Step(op, inputs, [], read, [], [], [], [], None, typed)
-        self._write(step, computed, types)
+        values, current, variables_of = self.values, self.current, op.inputs.get
+        given: list[int] = []
+        key: list[Any] = [op.opdef, *op.attrs, *map(id, op.attrs.values())]
+        for name in op.opdef.input_names:
+            variables = variables_of(name) or ()
+            key.append(len(variables))
+            for v in variables:
+                i = current[n] if (n := v._name) in current else self._first(v)
+                given.append(i)
+                key.append(id(values[i].type))
+        kind = self._kind(op, given, key)
+        read = given if kind.read is None else [given[place] for place in kind.read]
+        position = len(self.steps)
+        for i in read:
+            values[i].last_use = position
+        inputs: list[Any] = [given[place] for place in kind.slots]
+        for number, other in kind.others:
+            inputs.insert(number, other)
+        typed = {number: given[own] for number, own in kind.typed} if kind.typed else None
+        step = Step(op, kind, inputs, [], read, [], [], [], [], None, typed)
+        self._write(step)
         self.steps.append(step)
 
-    def _write(self, step: Step, computed: Sequence[Slot], types: Mapping[str, list[TensorType]]) -> None:
+    def _kind(self, op: Operator, given: Sequence[int], key: list[Any]) -> StepKind:
+        """That of the step of an operator with these input values; `key` has what tells it apart by its inputs."""
+        outputs, opdef = op.outputs, op.opdef
+        for name in opdef.output_names:
+            variables = outputs.get(name) or ()
+            key.append(len(variables))
+            for v in variables:
+                key.append(id(v.type))
+        idle = [s for s in opdef.optional_outputs if outputs.get(s.name) and self._is_idle(op, s)]
+        key += idle
+        kind = self._kinds.get(known := tuple(key))
+        if kind is None:
+            left = iter(given)
+            read = [(name, vs) for name in opdef.input_names if (vs := op.inputs.get(name))]
+            types = {name: [self.values[next(left)].type for _ in vs] for name, vs in read}
+            computed = [s for s in opdef.outputs if outputs.get(s.name) and s not in idle]
+            kind = self._kinds[known] = StepKind(op, types, computed)
+        return kind
+
+    def _write(self, step: Step) -> None:
         """New values of what a step computes, and the values whose arrays these take over, if any."""
-        op, opdef, position, feeds = step.op, step.op.opdef, len(self.steps), self.feeds
-        values, current, known, found = self.values, self.current, self.persistables, inferred(op, types)
-        seen = {*step.read} if opdef.inplace and known else ()
-        for slot in opdef.outputs:
-            if slot not in computed:
+        op, position, feeds, values = step.op, len(self.steps), self.feeds, self.values
+        current, known = self.current, self.persistables
+        seen = {*step.read} if op.opdef.inplace and known else ()
+        for slot in step.kind.outputs:
+            if slot is None:
                 step.outputs.append(None)
                 step.in_place.append(None)
                 continue
-            source = opdef.inplace.get(slot.name)
+            source = slot.source
             sources = op.inputs.get(source, ()) if source is not None else ()
             first, in_place = len(values), []
-            for v, t in zip(op.outputs[slot.name], found[slot.name], strict=True):
-                if t is not v.type:
-                    check_accepted(op, v, t, types)
+            for v, t in zip(op.outputs[slot.name], slot.types, strict=True):
                 name, persistable, index, taken = v._name, v._persistable, len(values), None
                 if name in feeds:
                     self._check_feed_is_used(op, v)
@@ -239,7 +255,7 @@ class Schedule:
     def call(self, step: Step) -> str:
         """The call with the types of this run, as errors show it."""
         lists = [s if isinstance(s, list) else [s] for s in step.inputs]
-        return _describe(step.op, {
+        return described(step.op, {
             slot.name: [i if isinstance(i, TensorType) else self.values[i].type for i in indices]
             for slot, indices in zip(step.op.opdef.inputs, lists, strict=True) if indices != [None]
         })  # fmt: skip
@@ -295,26 +311,16 @@ def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
     return roots[values[i].root] <= (i in read)
 
 
-def check_accepted(op: Operator, v: Variable, found: TensorType, types: Mapping[str, Sequence[TensorType]]) -> None:
-    """A variable takes what was inferred for it in this run."""
-    if not v.type.accepts(found):
-        problem = ShapeError(f"{v.name} is {found} in this run, and declared {v.type}")
-        raise problem.at(_describe(op, types), op.site)
+def dies(step: Step, position: int, values: Sequence[Value], i: int) -> bool:
+    """Whether nobody reads value i after this step, and no other input of it shows the same memory."""
+    return values[i].root == i and values[i].last_use <= position and shown_once(step, values, i)
 
 
-def inferred(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> dict[str, list[TensorType]]:
-    """The types of the outputs in this run."""
-    try:
-        return op.opdef.infer_types(types, op.attrs)
-    except MinigraphError as error:
-        raise error.at(_describe(op, types), op.site) from None
-
-
-def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:
-    """The call with the types of this run."""
-    return describe_call(op.type, {
-        s: [f"{v.name}: {t}" for v, t in zip(op.inputs[s], ts, strict=True)] for s, ts in types.items()
-    })  # fmt: skip
+def named_input(step: Step, slot: int) -> Any:
+    """What stands in the input that the operator names for output number `slot` (`OpDef.inplace`); None for none."""
+    opdef = step.op.opdef
+    name = opdef.inplace.get(opdef.outputs[slot].name)
+    return step.inputs[opdef.input_names.index(name)] if name is not None else None
 
 
 def each(slot: Any, function: Callable[[Any], Any]) -> Any:

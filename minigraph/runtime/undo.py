@@ -31,7 +31,7 @@ def reports(op: Operator) -> bool:
 
 def last_report(steps: Sequence[Step]) -> int:
     """The position of the last step that may refuse values; -1 where none does."""
-    return max((i for i, step in enumerate(steps) if reports(step.op)), default=-1)
+    return next((i for i in range(len(steps) - 1, -1, -1) if reports(steps[i].op)), -1)
 
 
 class Undo:

@@ -14,8 +14,7 @@ import numpy as np
 from minigraph.kernels.one_piece import in_a_row
 from minigraph.runtime.memory import Life
 from minigraph.runtime.options import RunOptions
-from minigraph.runtime.overwriting import dies, named_input
-from minigraph.runtime.schedule import Step, Value, each, flat
+from minigraph.runtime.schedule import Step, Value, dies, each, flat, named_input
 
 from .memory import AddressRange, placed
 

@@ -65,7 +65,7 @@ def record(
     reports  the last step that may refuse values; -1 where none does
     """
     steps, stores, agreed, spans = schedule.steps, range(0), range(0), list[range]()
-    stored = max((i for i, step in enumerate(steps) if _writes(schedule, step)), default=-1)
+    stored = next((i for i in range(len(steps) - 1, -1, -1) if _writes(schedule, steps[i])), -1)
     stored = max(stored, reports) if stored >= 0 else -1  # what is written before waits for it
     repeats, resized = Repeats(binder, earlier), Resized(binder, known)
     for position, step in enumerate(steps):

@@ -12,16 +12,8 @@ from typing import Any
 
 from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, SizeSymbol, Trace, Values
 from minigraph.kernels.cuda.record.templates import Templates
-from minigraph.runtime.schedule import (
-    Layout,
-    Schedule,
-    Show,
-    Step,
-    Value,
-    check_accepted,
-    flat,
-    inferred,
-)
+from minigraph.runtime.kinds import check_accepted, inferred
+from minigraph.runtime.schedule import Layout, Schedule, Show, Step, Value, flat
 from minigraph.types import TensorType
 
 from .values import Sharing

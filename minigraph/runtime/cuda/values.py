@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.runtime.overwriting import dies, named_input
-from minigraph.runtime.schedule import Schedule, Step, flat
+from minigraph.runtime.schedule import Schedule, Step, dies, flat, named_input
 from minigraph.runtime.undo import last_report
 
 SMALL = 16 << 10  # bytes of a value up to which it is kept, or travels with others in one copy
@@ -74,11 +73,11 @@ def constant_steps(schedule: Schedule) -> tuple[int, ...]:
     def is_constant(step: Step) -> bool:
         values = [schedule.values[i] for i in step.written]
         return (
-            not step.read and not step.stored and step.op.opdef.traits.isdisjoint({"random", "side_effect"})
+            not step.stored and step.op.opdef.traits.isdisjoint({"random", "side_effect"})
             and all(v.type.nbytes <= SMALL for v in values) and fetched.isdisjoint(step.written)
         )  # fmt: skip
 
-    return tuple(i for i, step in enumerate(schedule.steps) if is_constant(step))
+    return tuple([i for i, step in enumerate(schedule.steps) if not step.read and is_constant(step)])
 
 
 class Sharing(NamedTuple):
@@ -110,7 +109,7 @@ def sharing_of(schedule: Schedule, checking: bool = False, inplace: bool = True)
     for position, step in enumerate(steps):
         for written, updated in step.updates:
             lies_in[written] = lies_in[updated]
-        if inplace:
+        if inplace and (step.op.opdef.is_expression or "in_place" in step.op.opdef.traits):
             _take_over(schedule, made, position, step)
         for index, name in step.stored:
             writers.setdefault(name, []).append(index)
@@ -147,11 +146,10 @@ def value_buffers(schedule: Schedule, sharing: Sharing) -> ValueBuffers:
 def _take_over(schedule: Schedule, made: Sharing, position: int, step: Step) -> None:
     """Let outputs of a pointwise kernel be the memory of inputs that nobody reads later.
 
-    Each of its threads reads all that it needs before it writes; kernels of other forms may not.
+    Each of its threads reads all that it needs before it writes; kernels of other forms may not, but for those of
+    operators with the trait in_place.
     """
     values, opdef = schedule.values, step.op.opdef
-    if not opdef.is_expression and "in_place" not in opdef.traits:
-        return
 
     def is_temporary(i: int) -> bool:
         """Whether the memory of value i may hold something else; what is fed may lie where its owner wants it again."""

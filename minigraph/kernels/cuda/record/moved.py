@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .binder import Binder
@@ -31,22 +33,52 @@ def unplaced(call: Any) -> Any:
     return call.moved({id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
 
 
-class Recording(NamedTuple):
+class Touched:
+    """Which buffers a call and its copies touch, by their places among what their operator was given.
+
+    take    gives those buffers of all that the operator has: what owns what it was given, scratch, the record of faults
+    split   places among these of what the call reads, and of what it writes; None until somebody found them
+    """
+
+    __slots__ = ("split", "take")
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self.take = taken(places)
+        self.split: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+
+def taken(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes what lies at these places of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+class Recording:
     """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted.
 
-    fault   the record of faults, of which a guard has no more than its address
+    key     what copies of them are found by
+    owners  of all that the calls touch: of what was given, scratch, the record of faults, of which a guard has no more
+            than its address
     wrong   what it would report, had it elements: no call of its reports; None where it never does
     """
 
-    calls: list[tuple[Call, Sequence[Buffer]]]
-    given: list[Buffer]
-    scratch: list[Buffer]
-    notes: list[str]
-    fault: Buffer
-    wrong: str | None = None
+    def __init__(
+        self, key: Key, calls: Sequence[tuple[Call, Sequence[Buffer]]], given: Sequence[Buffer],
+        scratch: Sequence[Buffer], notes: list[str], fault: Buffer, wrong: str | None = None,
+    ) -> None:  # fmt: skip
+        self.key, self.calls, self.owners, self.scratch = key, calls, (*given, *scratch, fault), scratch
+        self.notes, self.wrong = notes, wrong
+
+    @cached_property
+    def by_place(self) -> tuple[list[int], list[tuple[Call, Touched]]]:
+        """The ids of the owners, and the calls with the places of those that they touch: what copies are made by."""
+        ids = [id(b) for b in self.owners]
+        places = {key: place for place, key in enumerate(ids)}
+        return ids, [(call, Touched([places[id(b)] for b in own])) for call, own in self.calls]
 
 
-Earlier = dict[int, tuple[Any, Recording]]
+Earlier = dict[int, Recording]
 """What operators recorded in the latest plan of their program that has it, by their step."""
 
 
@@ -125,7 +157,7 @@ class Repeats:
     def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Key, Recording] = {}
-        self._touched: dict[int, tuple[Call, Sequence[Buffer]]] = {}  # by id of the call, which lives as long
+        self._touched: dict[int, tuple[Call, Sequence[Buffer], Touched | None]] = {}  # by id of the call
 
     def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
@@ -136,9 +168,9 @@ class Repeats:
         touched: list[tuple[Call, Sequence[Buffer]]] = [(call, _roots([call])) for call in calls]
         if {id(b) for b in (*given, *scratch, *shared)}.issuperset([id(b) for _, roots in touched for b in roots]):
             wrong = self.binder.wrong.get(self.binder.step)
-            own = Recording(touched, given, scratch, notes, self.binder.fault, wrong)
-            self.known[key], self.earlier[self.binder.step] = own, (key, own)
-            self._touched.update((id(call), (call, roots)) for call, roots in touched)
+            own = Recording(key, touched, given, scratch, notes, self.binder.fault, wrong)
+            self.known[key] = self.earlier[self.binder.step] = own
+            self._touched.update((id(call), (call, roots, None)) for call, roots in touched)
 
     def remember(
         self, key: Key, given: list[Buffer], filled: list[tuple[Call, Sequence[Buffer]]], calls: Sequence[Call],
@@ -146,36 +178,46 @@ class Repeats:
     ) -> None:  # fmt: skip
         """As `keep`, for calls of a template, `filled`, if they are those that run."""
         if [id(call) for call, _ in filled] == [id(call) for call in calls]:
-            self._touched.update((id(pair[0]), pair) for pair in filled)
+            self._touched.update((id(call), (call, roots, None)) for call, roots in filled)
             if self.binder.step not in self.binder.wrong:
-                self.known[key] = Recording(filled, given, list(self.binder.scratches[-1]), notes, self.binder.fault)
+                scratch = list(self.binder.scratches[-1])
+                self.known[key] = Recording(key, filled, given, scratch, notes, self.binder.fault)
 
     def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
-        known = self._earlier(key) or self.known.get(key)
-        if known is None:
-            return None
-        self.known[key], self.earlier[self.binder.step] = known, (key, known)
-        places = {id(old): new for old, new in zip(known.given, given, strict=True)}
-        places[id(known.fault)] = self.binder.fault
-        places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in known.scratch}
+        binder, step = self.binder, self.binder.step
+        known = self.earlier.get(step)
+        if known is None or known.key != key:
+            known = self.known.get(key)
+            if known is None:
+                return None
+            self.earlier[step] = known
+        else:
+            self.known[key] = known
+        ids, calls = known.by_place
+        owners = [*given, *[binder.scratch(old.shape, old.dtype) for old in known.scratch], binder.fault]
+        places = dict(zip(ids, owners, strict=True))
         for text in known.notes:
-            self.binder.note(text)
+            binder.note(text)
         if known.wrong is not None:
-            self.binder.wrong[self.binder.step] = known.wrong
+            binder.wrong[step] = known.wrong
         copies = []
-        for call, touched in known.calls:
-            there = [places[id(b)] for b in touched]  # before `places` gets what shows them
-            copies.append(copy := call.moved(places, self.binder.step))
-            self._touched[id(copy)] = copy, there
+        for call, touched in calls:
+            copies.append(copy := call.moved(places, step))
+            self._touched[id(copy)] = copy, touched.take(owners), touched
         return copies
-
-    def _earlier(self, key: Key) -> Recording | None:
-        """What this operator recorded in an earlier plan, if a bind function cannot tell them apart."""
-        known_key, known = self.earlier.get(self.binder.step, (None, None))
-        return known if known_key == key else None
 
     def touched_by(self, call: Call) -> Sequence[Buffer]:
         """The buffers that a call is given, or those whose memory they show."""
         known = self._touched.get(id(call))
         return known[1] if known is not None else call.buffers()
+
+    def owners_of(self, call: Call) -> Sequence[Buffer]:
+        """The buffers whose memory a call touches, while none of them became part of an arena."""
+        known = self._touched.get(id(call))
+        return known[1] if known is not None else [owner(b) for b in call.buffers()]
+
+    def copied(self, call: Call) -> tuple[Sequence[Buffer], Touched] | None:
+        """The owners of what a call touches that is a copy, and how they are found; None for other calls."""
+        known = self._touched.get(id(call))
+        return (known[1], known[2]) if known is not None and known[2] is not None else None

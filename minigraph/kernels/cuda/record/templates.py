@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from .binder import Binder
 from .buffer import Buffer, Words, owner, root_and_offset
 from .call import Call, every_call, names_of
 from .calls import Choice
-from .moved import GivenBuffers
+from .moved import GivenBuffers, taken
 from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, Values
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
@@ -69,13 +69,13 @@ class CallTemplate:
         starts = {_VALUE: 0, _SAME: trace.nodes, _BUFFER: trace.nodes + len(self.same)}
         starts[_MADE] = starts[_BUFFER] + len(known)
 
-        def taken(places: Sequence[_Place]) -> Callable[[Pool], Sequence[Any]]:
-            return _taken([starts[kind] + number for kind, number in places])
+        def from_pool(places: Sequence[_Place]) -> Callable[[Pool], Sequence[Any]]:
+            return taken([starts[kind] + number for kind, number in places])
 
-        self.scratch = [(taken(shape), b.dtype) for shape, b in zip(shapes, scratch, strict=True)]
-        self.made = [(make, taken(parts)) for make, parts in self._made]
-        self.calls = taken(calls)
-        self.touched = [taken(own) for own in touched]
+        self.scratch = [(from_pool(shape), b.dtype) for shape, b in zip(shapes, scratch, strict=True)]
+        self.made = [(make, from_pool(parts)) for make, parts in self._made]
+        self.calls = from_pool(calls)
+        self.touched = [from_pool(own) for own in touched]
         del self._places, self._made  # they have symbols
 
     def filled(
@@ -149,13 +149,6 @@ class CallTemplate:
 
         facts = buffer.owner, buffer.shape, buffer.alignment, buffer.offset, buffer.steps
         return self._composed(None, view, facts)
-
-
-def _taken(places: Sequence[int]) -> Callable[[Pool], Sequence[Any]]:
-    """A function that takes what lies at these places of a pool."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
 def _together(*items: Any) -> tuple[Any, ...]:

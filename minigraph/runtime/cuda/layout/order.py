@@ -34,6 +34,7 @@ class Unit:
         self.blocks = self.reads | self.writes
 
 
+Span = tuple[int, int]
 Touched = Sequence[Collection[int]]
 """For each unit, by its number, blocks that it reads or writes."""
 
@@ -56,21 +57,17 @@ def dependencies(units: Sequence[Unit]) -> list[set[int]]:
             fence, since = i, []
         else:
             since.append(i)
-        writes = unit.writes
-        for b in unit.blocks:
-            if b in writer:
-                wanted.add(writer[b])
-        for b in writes:
-            if b in readers:
-                wanted.update(readers.pop(b))
-            writer[b] = i
         for b in unit.reads:
-            if b in writes:
-                continue
+            wanted.add(writer.get(b, i))
             if b in readers:
                 readers[b].append(i)
             else:
                 readers[b] = [i]
+        for b in unit.writes:
+            wanted.add(writer.get(b, i))
+            if b in readers:
+                wanted.update(readers.pop(b))
+            writer[b] = i
         wanted.discard(i)
         before.append(wanted)
     return before
@@ -169,42 +166,47 @@ def greedy(
 
 
 def as_late_as_possible(
-    order: Sequence[int], units: Sequence[Unit], touched: Touched, before: Sequence[set[int]],
-    sizes: Mapping[int, int], kept: Collection[int],
+    order: Sequence[int], units: Sequence[Unit], needed: Mapping[int, Span], touched: Touched,
+    before: Sequence[set[int]], sizes: Mapping[int, int], kept: Collection[int],
 ) -> list[int]:  # fmt: skip
-    """Scheduling as late as possible: what takes memory and frees none runs just before the first that waits for it."""
+    """Scheduling as late as possible: what takes memory and frees none runs just before the first that waits for it.
+
+    needed   what `lives` says of this order
+    """
     place = [0] * len(units)
     for at, i in enumerate(order):
         place[i] = at
-    accessors = _touching(touched, order)
-    first = {b: own[0] for b, own in accessors.items()}
-    after = _waiting(before, order)
-    last = {b: len(units) if b in kept else place[own[-1]] if len(own) > 1 else -1
-            for b, own in accessors.items()}  # fmt: skip
-    for i in reversed(order):
+    after, end = _waiting(before, order), len(units)
+    last = {b: end if b in kept else to if to > at else -1 for b, (at, to) in needed.items()}
+    for at in range(len(order) - 1, -1, -1):
+        i = order[at]
         if units[i].barrier or not after[i]:
             continue
         target = min([place[j] for j in after[i]])
-        blocks = touched[i]
-        takes = any(first[b] == i and sizes[b] for b in blocks)
-        if takes and all(last[b] >= target for b in blocks if first[b] != i):
+        takes = frees = False
+        for b in touched[i]:
+            if needed[b][0] == at:
+                takes = takes or sizes[b] > 0
+            elif last[b] < target:
+                frees = True
+                break
+        if takes and not frees:
             place[i] = target
     return sorted(order, key=place.__getitem__)  # what has one place stands in the order that was given
 
 
 def most_needed(
-    order: Sequence[int], touched: Touched, sizes: Mapping[int, int], given: Collection[int],
-    kept: Collection[int],
-) -> int:
-    """The most bytes that are needed at one time in this order."""
-    change = [0] * (len(order) + 2)
-    for b, (first, last) in lives(order, touched).items():
+    needed: Mapping[int, Span], end: int, sizes: Mapping[int, int], given: Collection[int], kept: Collection[int]
+) -> int:  # fmt: skip
+    """The most bytes that are needed at one time in an order of `end` units; `needed` is what `lives` says of it."""
+    change = [0] * (end + 2)
+    for b, (first, last) in needed.items():
         change[0 if b in given else first] += sizes[b]
-        change[len(order) + 1 if b in kept else last + 1] -= sizes[b]
+        change[end + 1 if b in kept else last + 1] -= sizes[b]
     return max(itertools.accumulate(change))
 
 
-def lives(order: Sequence[int], touched: Touched) -> dict[int, tuple[int, int]]:
+def lives(order: Sequence[int], touched: Touched) -> dict[int, Span]:
     """For each block the first and the last place in the order at which it is touched."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -201,13 +201,14 @@ def _laid_out(
 
 def _frugal(order: list[int], asked: Asked, touched: Touched, sizes: Mapping[int, int]) -> list[int]:
     """Of a few orders the one that needs least memory: as recorded, what frees memory early, what takes it late."""
-    before, present, given, kept = dependencies(asked.units), {*order}, asked.given, asked.kept
-    peak = partial(most_needed, touched=touched, sizes=sizes, given=given, kept=kept)
+    before, given, kept = dependencies(asked.units), asked.given, asked.kept
+    needed, present = lives(order, touched), {*order}
+    peak = partial(most_needed, end=len(order), sizes=sizes, given=given, kept=kept)
     early = [i for i in greedy(touched, before, sizes, given, kept) if i in present]
-    if early != order and peak(order) > peak(early):
-        order = early
-    postponed = as_late_as_possible(order, asked.units, touched, before, sizes, kept)
-    return postponed if postponed != order and peak(order) > peak(postponed) else order
+    if early != order and peak(needed) > peak(sooner := lives(early, touched)):
+        order, needed = early, sooner
+    postponed = as_late_as_possible(order, asked.units, needed, touched, before, sizes, kept)
+    return postponed if postponed != order and peak(needed) > peak(lives(postponed, touched)) else order
 
 
 def _spans(order: Sequence[int], asked: Asked, touched: Touched) -> list[tuple[int, int]]:

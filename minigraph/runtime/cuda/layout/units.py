@@ -16,6 +16,7 @@ from minigraph.runtime.cuda.recording import Recorded
 from .order import Unit
 
 BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
+Split = tuple[tuple[int, ...], tuple[int, ...]]  # see Touched
 STRUCTURES_KEPT = 64  # of one program
 
 
@@ -58,16 +59,18 @@ def structure_of(
         tell_guards(recorded, told)
         made = _units(recorded, constants)
         return Structure(made.units, told), made.blocks
-    touched_by, calls, values = recorded.repeats.touched_by, binder.calls, recorded.values
-    roots = [[owner(b) for b in touched_by(call)] for call in calls]
-    by_id = {id(b): b for own in roots for b in own}
+    owners_of, calls, values = recorded.repeats.owners_of, binder.calls, recorded.values
+    touched = [owners_of(call) for call in calls]
+    by_id = {id(b): b for own in touched for b in own}
     numbers = {key: number for number, key in enumerate(by_id)}
 
     def named(buffers: Iterable[Buffer]) -> tuple[int, ...]:
-        return tuple([numbers.setdefault(id(owner(b)), len(numbers)) for b in buffers])
+        return tuple([
+            numbers.setdefault(id(b if b.owner is None else owner(b)), len(numbers)) for b in buffers
+        ])  # fmt: skip
 
     key = (
-        recorded.schedule.lineage, tuple([tuple([numbers[id(b)] for b in own]) for own in roots]),
+        recorded.schedule.lineage, tuple([numbers[id(b)] for own in touched for b in own]), tuple(map(len, touched)),
         tuple(map(len, recorded.spans)), recorded.rest, recorded.stores, recorded.agreed, recorded.looking,
         recorded.last, tuple(binder.wrong), tuple(map(type, calls)),
         tuple([(i, named([b])) for i, call in enumerate(calls) for b in call.reads]),
@@ -92,54 +95,79 @@ def structure_of(
 
 def _units(recorded: Recorded, constants: Collection[int]) -> Units:
     """A Unit for each call; `constants` are ids of buffers that are written before the first run."""
-    binder = recorded.binder
-    numbers: dict[int, int] = {}
+    binder, accesses = recorded.binder, _Accesses(recorded)
+    calls, fault, agreed, nothing = binder.calls, binder.fault, recorded.agreed, frozenset[int]()
+    numbers = dict.fromkeys({id(fault), *constants}, -1)  # every kernel may report; who is first does not matter
     blocks: dict[int, Buffer] = {}
-    ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
-    tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
-    touched_by, blocks_of, nothing = recorded.repeats.touched_by, binder.blocks(), frozenset[int]()
-    own_by = _Own(recorded, blocks_of)
-    ordered = frozenset[int]()  # the latest call that keeps its order among others
-    reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
+    ordered = nothing  # the latest call that keeps its order among others
+    reporters, waited = nothing, list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
-        read_only = _read_only(recorded, position, own_by)
-        read_only.update(tables)
         own = guards(recorded, position)
         for at in span:
-            call = binder.calls[at]
-            touched = touched_by(call)
-            if tables and (read := {id(owner(b)) for b in touched} & tables.keys()):
-                touched = [*touched, *(b for t in read for b in tables[t])]
-            if binder.arenas:
-                given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
-            else:
-                given = {(key := id(root)): (root, key) for root in map(owner, touched)}
-            reads: set[int] = set()  # an empty set[int]() takes ten times as long
-            writes: set[int] = set()
-            after = nothing
+            call, after, given = calls[at], nothing, []
+            touched, (read, written) = accesses.of(position, at)
             if at in own:
                 after = reporters
                 waited.append(at)
-            elif id(binder.fault) in given:
-                after = frozenset(waited) | reporters if at in recorded.agreed else frozenset(waited)
+            elif fault in touched:
+                after = frozenset(waited) | reporters if at in agreed else frozenset(waited)
                 reporters = reporters | {at}
             if call.ordered:
                 after, ordered = after | ordered, frozenset([at])
-            unchanged = read_only
-            if at in recorded.stores:  # what its step reads of the Scope's arrays is written here
-                unchanged = read_only - binder.outside
-            elif call.reads:
-                unchanged = read_only.union(map(id, call.reads))
-            for key, (b, root) in given.items():
-                if key not in ignored:
-                    number = numbers.get(key)
-                    if number is None:
-                        number = numbers[key] = len(numbers)
-                        blocks[number] = b
-                    (reads if key in unchanged or root in unchanged else writes).add(number)
+            for b in touched:
+                number = numbers.get(id(b))
+                if number is None:
+                    number = numbers[id(b)] = len(blocks)
+                    blocks[number] = b
+                given.append(number)
+            reads, writes = {given[place] for place in read}, {given[place] for place in written}
+            reads.discard(-1)
+            writes.discard(-1)
             units.append(Unit(reads, writes, call.on_host, after, call.ordered))
     return Units(units, blocks)
+
+
+class _Accesses:
+    """What calls read and write: of calls that are copies of one, the same."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded, self.blocks_of = recorded, recorded.binder.blocks()
+        self.own_by = _Own(recorded, self.blocks_of)
+        self.tables = {id(t.buffer): t.words.buffers for t in recorded.binder.tables}
+        self.read_only = -1, set[int]()  # that of a step: _read_only
+
+    def of(self, position: int, at: int) -> tuple[Sequence[Buffer], Split]:
+        """The blocks that call `at`, of step `position`, touches, each once; places among them: read, written."""
+        binder, repeats = self.recorded.binder, self.recorded.repeats
+        copied = repeats.copied(binder.calls[at]) if not binder.arenas else None
+        if copied is not None and copied[1].split is not None:
+            return copied[0], copied[1].split
+        call = binder.calls[at]
+        touched = repeats.touched_by(call)
+        if self.tables and (read := {id(owner(b)) for b in touched} & self.tables.keys()):
+            touched = [*touched, *(b for t in read for b in self.tables[t])]
+        if binder.arenas:
+            given = {id(block): (block, id(owner(b))) for b in touched for block in self.blocks_of(b)}
+        else:
+            given = {(key := id(root)): (root, key) for root in map(owner, touched)}
+        unchanged = self._unchanged(position, at)
+        kept = [key in unchanged or root in unchanged for key, (_, root) in given.items()]
+        split = tuple(i for i, one in enumerate(kept) if one), tuple(i for i, one in enumerate(kept) if not one)
+        if copied is not None:
+            copied[1].split = split
+        return [b for b, _ in given.values()], split
+
+    def _unchanged(self, position: int, at: int) -> Collection[int]:
+        """Ids of what call `at` of a step may read and does not write, nor its step."""
+        recorded, call = self.recorded, self.recorded.binder.calls[at]
+        if self.read_only[0] != position:
+            found = _read_only(recorded, position, self.own_by)
+            found.update(self.tables)
+            self.read_only = position, found
+        if at in recorded.stores:  # what its step reads of the Scope's arrays is written here
+            return self.read_only[1] - recorded.binder.outside
+        return self.read_only[1].union(map(id, call.reads)) if call.reads else self.read_only[1]
 
 
 class _Own:
