@@ -70,6 +70,26 @@ class Adjacency(Versions):
                 if v.producer is op:
                     v.producer = None
 
+    def _become_one(self, gone: Iterable[Any], one: Any) -> None:
+        """Move the edges of operators to one, whose slots hold what theirs held; of so many few are like others."""
+        for op in gone:
+            for vs in op.inputs.values():
+                for v in vs:
+                    v.read_by.pop(op, None)
+            for vs in op.outputs.values():
+                for v in vs:
+                    v.producer = None
+        for slot, vs in one.inputs.items():
+            for i, v in enumerate(vs):
+                readers = v.read_by
+                if one in readers:
+                    readers[one] = self._with(readers[one], (slot, i))
+                else:
+                    readers[one] = {(slot, i): None}
+        for vs in one.outputs.values():
+            for v in vs:
+                v.producer = one
+
     def _with(self, edges: Edges, at: Position) -> Edges:
         """The edges between two nodes and one more."""
         if len(edges) == 1:

@@ -17,6 +17,7 @@ from minigraph.errors import AttrError, ProgramError, call_site, require
 from minigraph.errors.kinds import ORDER, UNKNOWN_ATTR
 from minigraph.opdef import get_op
 from minigraph.program import (
+    Block,
     Operator,
     Parameter,
     Program,
@@ -27,9 +28,11 @@ from minigraph.program import (
 from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
+from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
+from .alike import Shared, Template
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
 from .own_rules import append_own, is_own
@@ -44,11 +47,12 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import Rate, Shared, master_weight, persistable, rate_of, state_type
+from .states import Rate, master_weight, persistable, rate_of, state_type
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
 OWN_RULES = "docs/foreach.md has a rule of one's own"
+WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"  # optional outputs
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
 
@@ -101,6 +105,8 @@ class Optimizer(FixedOnceUsed):
 
     def attrs(self, param: Parameter) -> dict[str, Any]:
         """Attributes of the operator that updates `param`."""
+        if not self._groups:
+            return {attr: getattr(self, name) for attr, name in self._named}
         return {attr: self.of(param, name) for attr, name in self._named}
 
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
@@ -110,12 +116,36 @@ class Optimizer(FixedOnceUsed):
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
         require(self.op_type != "", f"{type(self).__name__} has no append_update", ProgramError, OWN_RULES)
+        shared, wanted, attrs = self._shared, self.wanted_states(param), self.attrs(param)
+        kind = self._kind(g.block, param, grad, lr, wanted)
+        known = shared.templates.of(kind, attrs) if kind else None
+        if known is not None:
+            known.append(param, grad)
+            return
+        first = len(shared.startup.ops)
         states = new_states(self, param)
+        fills = shared.startup.ops[first:]
         if self.multi_precision and param.dtype in LOW_PRECISION:
-            states["MasterParam"] = master_weight(param, self._shared.startup)
-        first = dict(zip(get_op(self.op_type).input_names, (param, grad, lr), strict=False))
+            states["MasterParam"] = master_weight(param, shared.startup)
+        given = dict(zip(get_op(self.op_type).input_names, (param, grad, lr), strict=False))
         out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
-        self._shared.append(g, self.op_type, {**first, **states, **self._shared.flags}, out, self.attrs(param))
+        g.emit(self.op_type, **given, **states, **shared.flags, **attrs, out=out, needs=WRITTEN)
+        update = g.block.ops[-1]
+        plain = update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(self, "state")
+        if kind and plain:
+            names = [*wanted.values(), *[name for name, _ in self.powers.values()]]
+            suffixes = dict(zip(states, map(self._suffix, names), strict=False))
+            shared.templates.add(kind, attrs, Template(update, shared.startup, fills, suffixes))
+
+    def _kind(self, block: Block, param: Parameter, grad: Any, lr: Any, wanted: Mapping[str, str]) -> tuple[Any, ...]:
+        """All that an update depends on besides its attributes and variables; empty where nobody can tell."""
+        if not all([isinstance(v, Variable) and v.block is block for v in (param, grad, lr)]):
+            return ()
+        flags, program = self._shared.flags, block.program
+        return (
+            id(param.type), id(grad.type), id(lr), id(self._groups.get(param.name)), *wanted, *wanted.values(),
+            *flags, *map(id, flags.values()), program.role, program.differentiated, program.site, program.scope_name,
+        )  # fmt: skip
 
     def _set_auxiliary_var(self, key: str, var: Any) -> None:
         """Give all updates one number on the device, as Paddle's mixed precision does.
@@ -193,7 +223,8 @@ class Optimizer(FixedOnceUsed):
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
-            update = partial(append_own, self) if self._shared.flags and is_own(self) else self.append_update
+            own = self._shared.flags and is_own(self, "append_update")
+            update = partial(append_own, self) if own else self.append_update
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
@@ -224,9 +255,12 @@ class Optimizer(FixedOnceUsed):
     def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
         type = state_type(param) if type is None else type
-        middle = f"{self.name}_{what}" if self.name else what
         shared = self._shared
-        return persistable(param.block, shared.startup, f"{param.name}_{middle}", value, type, shared.fills)[0]
+        return persistable(param.block, shared.startup, param.name + self._suffix(what), value, type, shared.fills)[0]
+
+    def _suffix(self, what: str) -> str:
+        """What stands behind the parameter's name in the name of a state."""
+        return f"_{self.name}_{what}" if self.name else f"_{what}"
 
     # the learning rate
 

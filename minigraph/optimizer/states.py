@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require
-from minigraph.program import Block, Operator, Parameter, Program, Variable, unique_name
+from minigraph.program import Block, Operator, Parameter, Variable, unique_name
 from minigraph.program.block import checked_name, keep
 from minigraph.program.builder import Builder
-from minigraph.program.known import holds_variables
+from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.scope import Scope
 from minigraph.program.variable import WIDE_SUFFIX
-from minigraph.program.whole.settled import Settled
 from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
 
 from .lr import LRScheduler
 from .settings import check_number
 
-WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"
-
 Fills = dict[tuple[TensorType, str], Operator]
 """Startup operators by the type and the text of the value with which they fill a variable."""
-
-
-@dataclass
-class Shared:
-    """What the updates share that one call appends; empty between calls.
-
-    updates  the first of several that cannot be told apart but by their variables, by all that they can be told by
-    """
-
-    startup: Any = None  # the Block where states are initialised
-    flags: dict[str, Any] = field(default_factory=dict)  # variables by the slot of an update that reads them
-    fills: Fills = field(default_factory=dict)
-    updates: dict[Any, Operator] = field(default_factory=dict)
-    rules: list[Any] = field(default_factory=list)  # of weight decay that were called
-
-    def used(self, rule: Any) -> Any:
-        """`rule`, which builds a part of the updates."""
-        self.rules.append(rule)
-        return rule
-
-    def settle(self, program: Program, clip: Any, groups: Mapping[str, Mapping[str, Any]]) -> None:
-        """The updates are there: what they were built with changes nothing from now on."""
-        program.updated = True
-        clips = {id(rule): rule for rule in (clip, *[group.get("grad_clip") for group in groups.values()])}
-        for rule in (*clips.values(), *self.rules):
-            if isinstance(rule, Settled):
-                rule.settle("minimize")
-
-    def append(self, g: Builder, op_type: str, read: dict[str, Variable], out: dict[str, Variable], attrs: Any) -> None:
-        """Append an update, {slot: variable} of what it reads and writes: what is like one before is not checked again.
-
-        Optional outputs of `WRITTEN` are new variables where `out` does not name them.
-        """
-        block, program = g.block, g.block.program
-        variables = (*read.values(), *out.values())
-        known, key = None, None
-        if all([isinstance(v, Variable) and v.block is block for v in variables]) and not holds_variables(attrs):
-            stands = program.role, program.differentiated, id(program.site), program.scope_name
-            key = op_type, *read, *out, *[id(v.type) for v in variables], repr(attrs), *stands
-            known = self.updates.get(key)
-        if known is not None:
-            block.add_op(known.like(out, read))
-            return
-        g.emit(op_type, **read, **attrs, out=out, needs=WRITTEN)
-        if key is not None and program.ops[-1].outputs.keys() <= out.keys():
-            self.updates[key] = program.ops[-1]
 
 
 def persistable(
@@ -87,9 +37,10 @@ def persistable(
     what = type, repr(value)  # unlike ==, it tells 0.0 from -0.0 and 1 from True
     known = fills.get(what)
     if known is not None:
-        return own, startup.add_op(known.like({"Out": initial}))
-    Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
-    fills[what] = startup.ops[-1]
+        startup.add_alike([(known, known.inputs, FixedSlots(Out=SlotVars((initial,))))])
+    else:
+        Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
+        fills[what] = startup.ops[-1]
     return own, startup.ops[-1]
 
 
@@ -113,10 +64,17 @@ def master_weight(param: Parameter, startup: Block) -> Variable:
 
 def _declared(block: Block, startup: Block, key: str, type: TensorType) -> tuple[Variable, Variable]:
     """A new persistable variable of both programs."""
-    name = checked_name(unique_name.generate(key))
-    while name in block.vars or name in startup.vars:
-        name = checked_name(unique_name.generate(key))
-    return keep(block, name, type), keep(startup, name, type)
+    names, types = free_names(block, startup, [key]), [type]
+    return keep(block, names, types)[0], keep(startup, names, types)[0]
+
+
+def free_names(block: Block, startup: Block, keys: Sequence[str]) -> list[str]:
+    """A new name from each key, which neither program has; a name is for one variable of each."""
+    names = unique_name.generate_all(keys)
+    for i, name in enumerate(names):
+        while checked_name(name) in block.vars or name in startup.vars:
+            name = names[i] = unique_name.generate(keys[i])
+    return names
 
 
 def rate_of(learning_rate: Any) -> float:

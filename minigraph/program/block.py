@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
-from .variable import Parameter, Variable, new_variable
+from .variable import Parameter, Variable, new_variables
 
 if TYPE_CHECKING:
     from .program import Program
@@ -190,6 +190,19 @@ class Block(PartOfProgram):
         program.version += 1
         return op
 
+    def add_alike(self, alike: Iterable[tuple[Operator, Slots, Slots]]) -> None:
+        """Put operators at the end that are like operators of this Block but for what they read and write.
+
+        alike   (the operator that each is like, its inputs, its outputs): see `Operator.like`
+        """
+        program, ops = self.program, self.ops
+        first = number = program.numbered
+        for known, inputs, outputs in alike:
+            list.append(ops, known.like(inputs, outputs, number))  # nothing else changes
+            number += 1
+        program.numbered = number
+        program.version += number - first
+
     def fill(self, variables: Iterable[Variable], ops: Collection[Operator]) -> None:
         """Put copies of another Block's variables and operators into this one, which is new."""
         dict.update(self.vars, {v._name: v for v in variables})
@@ -244,12 +257,12 @@ def _check_all_ranks_come(program: Program, opdef: Any) -> None:
     )  # fmt: skip
 
 
-def keep(block: Block, name: str, type: TensorType) -> Variable:
-    """Add a persistable variable through which no gradient flows; its name is fit and free."""
+def keep(block: Block, names: Sequence[str], types: Sequence[TensorType]) -> list[Variable]:
+    """Add persistable variables through which no gradient flows; their names are fit and free."""
     program = block.program
-    made = new_variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
-    dict.__setitem__(block.vars, name, made)  # nothing else changes
-    program.version += 1
+    made = new_variables(block, names, types, persistable=True, stop_gradient=True, site=program.site or call_site())
+    dict.update(block.vars, zip(names, made, strict=True))  # nothing else changes
+    program.version += len(made)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -220,6 +220,19 @@ def new_variable(
     v = object.__new__(Variable)
     object.__setattr__(v, "__dict__", _facts(block, name, type, persistable, stop_gradient, False, site))
     return v
+
+
+def new_variables(
+    block: Block, names: Iterable[str], types: Iterable[TensorType], *, persistable: bool, stop_gradient: bool,
+    site: CallSite | None,
+) -> list[Variable]:  # fmt: skip
+    """Variables as `new_variable` makes them."""
+    made = []
+    for name, type in zip(names, types, strict=True):
+        v = object.__new__(Variable)
+        object.__setattr__(v, "__dict__", _facts(block, name, type, persistable, stop_gradient, False, site))
+        made.append(v)
+    return made
 
 
 class RemovedVariable(Variable):
