@@ -7,7 +7,7 @@ from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require
 from minigraph.program import Block, Operator, Parameter, Variable, unique_name
-from minigraph.program.block import checked_name, keep
+from minigraph.program.block import check_names, checked_name, keep
 from minigraph.program.builder import Builder
 from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.scope import Scope
@@ -71,9 +71,10 @@ def _declared(block: Block, startup: Block, key: str, type: TensorType) -> tuple
 def free_names(block: Block, startup: Block, keys: Sequence[str]) -> list[str]:
     """A new name from each key, which neither program has; a name is for one variable of each."""
     names = unique_name.generate_all(keys)
+    check_names(names)
     for i, name in enumerate(names):
-        while checked_name(name) in block.vars or name in startup.vars:
-            name = names[i] = unique_name.generate(keys[i])
+        while name in block.vars or name in startup.vars:
+            name = names[i] = checked_name(unique_name.generate(keys[i]))
     return names
 
 

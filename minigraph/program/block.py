@@ -273,6 +273,13 @@ def checked_name(name: Any) -> str:
     return name
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Refuse what `checked_name` would refuse; of many names that are not empty this is the faster way."""
+    if max(map(len, names), default=0) > MAX_NAME or not "".join(names).isprintable():
+        for name in names:
+            checked_name(name)
+
+
 def _own(block: Block, slot: str, v: Any) -> Variable:
     """`v`, or what stands for it in the block of a branch."""
     if not isinstance(v, Variable):

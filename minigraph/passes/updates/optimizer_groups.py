@@ -155,12 +155,12 @@ def _problem(op: OpNode, source: Source, place: Rank, inside: set[OpNode]) -> st
     if source.between:
         reads = [*reads, source.grad, *([source.scale] if source.scale is not None else [])]
     for v in reads:
-        if v.producer in inside:
+        if v.producer is not None and v.producer in inside:
             return f"{v.name} is updated twice"
         if (newer := v.next_version) is None:
             continue
         writer = newer.producer
-        if writer is not None and writer not in inside and writer.rank < place:
+        if writer is not op and writer is not None and writer not in inside and writer.rank < place:
             return f"{v.name} is overwritten by {writer.label()} before the last update of the group"
     for v in op.output_vars:
         if v.read_by and (readers := [c for c in v.consumers if c.rank <= place]):
