@@ -70,25 +70,28 @@ class Adjacency(Versions):
                 if v.producer is op:
                     v.producer = None
 
-    def _become_one(self, gone: Iterable[Any], one: Any) -> None:
-        """Move the edges of operators to one, whose slots hold what theirs held; of so many few are like others."""
-        for op in gone:
+    def _cut_all(self, ops: Iterable[Any]) -> None:
+        """Remove all edges of operators that nobody else writes for."""
+        for op in ops:
             for vs in op.inputs.values():
                 for v in vs:
                     v.read_by.pop(op, None)
             for vs in op.outputs.values():
                 for v in vs:
                     v.producer = None
-        for slot, vs in one.inputs.items():
+
+    def _join_wide(self, op: Any) -> None:
+        """As `_join`, of an operator with so many edges that few of them are like others."""
+        for slot, vs in op.inputs.items():
             for i, v in enumerate(vs):
                 readers = v.read_by
-                if one in readers:
-                    readers[one] = self._with(readers[one], (slot, i))
+                if op in readers:
+                    readers[op] = self._with(readers[op], (slot, i))
                 else:
-                    readers[one] = {(slot, i): None}
-        for vs in one.outputs.values():
+                    readers[op] = {(slot, i): None}
+        for vs in op.outputs.values():
             for v in vs:
-                v.producer = one
+                v.producer = op
 
     def _with(self, edges: Edges, at: Position) -> Edges:
         """The edges between two nodes and one more."""

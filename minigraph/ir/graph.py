@@ -280,8 +280,9 @@ class Graph(Adjacency):
             if op.forward is not None:
                 del op.forward.grads[op]
         self.nodes[one] = self._by_type[one.type][one] = self._sorted = None
-        self._become_one(gone, one)
+        self._cut_all(gone)
         self._wrote(one, one.output_vars)
+        self._join_wide(one)
 
     def remove_var(self, v: VarNode) -> None:
         """Take out the newest version of a variable, which has no producer and no reader any more."""

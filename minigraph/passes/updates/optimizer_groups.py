@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
-from minigraph.opdef import OPS, OpDef, get_op
+from minigraph.opdef import OPS, get_op
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import (
     is_unread,
@@ -66,23 +66,23 @@ class UpdateGroup:
         return [op.outputs[slot][0] for op in self.ops if slot in op.outputs]
 
 
-def is_update(opdef: OpDef) -> bool:
+def is_update(op_type: str) -> bool:
     """Whether this updates one parameter and has a form for lists."""
-    return "optimizer" in opdef.traits and f"fused_{opdef.type}" in OPS
+    return f"fused_{op_type}" in OPS and "optimizer" in OPS[op_type].traits
 
 
 def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = None) -> list[UpdateGroup]:
     """Groups of two or more updates, of one type `only` if given; one that stays alone is reported with the reason."""
-    updates = graph.ops_of([t for t in graph.count() if is_update(OPS[t]) and only in (None, t)])
-    texts: Texts = {}
+    updates = graph.ops_of([t for t in graph.count() if is_update(t) and only in (None, t)])
+    known: Keys = {}
     found = [(op, _source(op, report, rule)) for op in updates]
-    keyed = [(_key(op, source, texts), op, source) for op, source in found]
+    keyed = [(_key(op, source, known), op, source) for op, source in found]
     alike = Counter(key for key, _, _ in keyed)
-    by_key: dict[tuple[object, ...], list[tuple[OpNode, Source]]] = {}
+    by_key: dict[Key, list[tuple[OpNode, Source]]] = {}
     for key, op, source in keyed:
         if alike[key] == 1:  # a factor or a decay of its own must not keep it out of a group
             source = Source(op.inputs["Grad"][0])
-            key = _key(op, source, texts)
+            key = _key(op, source, known)
         by_key.setdefault(key, []).append((op, source))
     groups = []
     for key, members in by_key.items():
@@ -96,26 +96,30 @@ def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = 
     return groups
 
 
-Texts = dict[tuple[object, ...], str]
-"""Attributes as text by their names and the identities of their values, which like updates have in common."""
+Key = tuple[object, ...]
+Keys = dict[Key, Key]
+"""Keys of updates by what is found faster: the identities of attributes, which like updates have in common."""
 
 
-def _key(op: OpNode, source: Source, texts: Texts) -> tuple[object, ...]:
+def _key(op: OpNode, source: Source, known: Keys) -> Key:
+    """Equal for updates that can become one operator."""
     inputs, attrs = op.inputs, op.attrs
-    same = (*attrs, *map(id, attrs.values()))
-    text = texts.get(same)
-    if text is None:
-        text = texts[same] = repr(attrs)
-    shared = [(slot, id(inputs[slot][0])) for slot in SHARED if slot in inputs]
-    scale = id(source.scale) if source.scale is not None else None
-    return op.type, inputs["Param"][0].type.dtype, text, tuple(shared), frozenset(inputs), scale, source.decay
+    shared = [id(inputs[slot][0]) for slot in SHARED if slot in inputs]
+    param, scale = inputs["Param"][0].type, source.scale
+    same = (op.type, id(param), id(scale), source.decay, *shared, *inputs, *attrs, *map(id, attrs.values()))
+    key = known.get(same)
+    if key is None:
+        of_scale = id(scale) if scale is not None else None
+        key = op.type, param.dtype, repr(attrs), tuple(shared), frozenset(inputs), of_scale, source.decay
+        known[same] = key
+    return key
 
 
 WORDS = ("type", "data type", "attributes", "learning rate or flags", "slots", "clipping factor", "weight decay")
 
 
 def _difference(
-    key: tuple[object, ...], op: OpNode, by_key: dict[tuple[object, ...], list[tuple[OpNode, Source]]]
+    key: Key, op: OpNode, by_key: dict[Key, list[tuple[OpNode, Source]]]
 ) -> str:
     """The difference between an update and the group that is most like it."""
     others = [k for k in by_key if k != key]
