@@ -7,7 +7,7 @@ passes of a small program. Only this file and `graph.py` change edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .versions import Versions
@@ -28,6 +28,10 @@ class Adjacency(Versions):
     """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
     nodes: dict[Any, None]
+    changed: dict[Any, None]
+    _by_type: Any  # of the Graph, as are these
+    _sorted: Any
+    _wrote: Any
 
     def __init__(self, declared: Iterable[str] = ()) -> None:
         super().__init__(declared)
@@ -69,6 +73,20 @@ class Adjacency(Versions):
             for v in vs:
                 if v.producer is op:
                     v.producer = None
+
+    def become_one(self, gone: Sequence[Any], one: Any) -> None:
+        """Take operators out and put `one` in, whose slots hold all that theirs held."""
+        changed = self.changed
+        for op in gone:
+            del self.nodes[op], self._by_type[op.type][op]
+            changed.pop(op, None)
+            changed.update(dict.fromkeys(op.grads))
+            if op.forward is not None:
+                del op.forward.grads[op]
+        self.nodes[one] = self._by_type[one.type][one] = self._sorted = None
+        self._cut_all(gone)
+        self._wrote(one, one.output_vars)
+        self._join_wide(one)
 
     def _cut_all(self, ops: Iterable[Any]) -> None:
         """Remove all edges of operators that nobody else writes for."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -269,20 +269,6 @@ class Graph(Adjacency):
             changed[grad] = None
         if op.forward is not None:
             del op.forward.grads[op]
-
-    def become_one(self, gone: Sequence[OpNode], one: OpNode) -> None:
-        """Take operators out and put `one` in, whose slots hold all that theirs held."""
-        changed = self.changed
-        for op in gone:
-            del self.nodes[op], self._by_type[op.type][op]
-            changed.pop(op, None)
-            changed.update(dict.fromkeys(op.grads))
-            if op.forward is not None:
-                del op.forward.grads[op]
-        self.nodes[one] = self._by_type[one.type][one] = self._sorted = None
-        self._cut_all(gone)
-        self._wrote(one, one.output_vars)
-        self._join_wide(one)
 
     def remove_var(self, v: VarNode) -> None:
         """Take out the newest version of a variable, which has no producer and no reader any more."""

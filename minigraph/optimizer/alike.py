@@ -42,6 +42,24 @@ class Template:
         block.add_alike([(update, FixedSlots(read), written)])
 
 
+def kind_of(
+    block: Block, param: Parameter, grad: Any, lr: Any, group: Any, wanted: Mapping[str, str], flags: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """All that an update depends on besides its attributes and variables; empty where nobody can tell.
+
+    group    the settings of the parameter's group, None without one
+    wanted   {slot: name} of the states
+    flags    variables by the slots that read them, which all updates share
+    """
+    if not all([isinstance(v, Variable) and v.block is block for v in (param, grad, lr)]):
+        return ()
+    program = block.program
+    return (
+        id(param.type), id(grad.type), id(lr), id(group), *wanted, *wanted.values(), *flags,
+        *map(id, flags.values()), program.role, program.differentiated, program.site, program.scope_name,
+    )  # fmt: skip
+
+
 @dataclass
 class Templates:
     """The first update of each kind that one call has appended.

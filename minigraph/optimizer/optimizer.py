@@ -17,7 +17,6 @@ from minigraph.errors import AttrError, ProgramError, call_site, require
 from minigraph.errors.kinds import ORDER, UNKNOWN_ATTR
 from minigraph.opdef import get_op
 from minigraph.program import (
-    Block,
     Operator,
     Parameter,
     Program,
@@ -32,7 +31,7 @@ from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
-from .alike import Shared, Template
+from .alike import Shared, Template, kind_of
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
 from .own_rules import append_own, is_own
@@ -117,7 +116,7 @@ class Optimizer(FixedOnceUsed):
         """Append the operator that updates `param`."""
         require(self.op_type != "", f"{type(self).__name__} has no append_update", ProgramError, OWN_RULES)
         shared, wanted, attrs = self._shared, self.wanted_states(param), self.attrs(param)
-        kind = self._kind(g.block, param, grad, lr, wanted)
+        kind = kind_of(g.block, param, grad, lr, self._groups.get(param.name), wanted, shared.flags)
         known = shared.templates.of(kind, attrs) if kind else None
         if known is not None:
             known.append(param, grad)
@@ -131,21 +130,10 @@ class Optimizer(FixedOnceUsed):
         out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
         g.emit(self.op_type, **given, **states, **shared.flags, **attrs, out=out, needs=WRITTEN)
         update = g.block.ops[-1]
-        plain = update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(self, "state")
-        if kind and plain:
+        if kind and update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(self, "state"):
             names = [*wanted.values(), *[name for name, _ in self.powers.values()]]
-            suffixes = dict(zip(states, map(self._suffix, names), strict=False))
+            suffixes = {slot: suffix(self, name) for slot, name in zip(states, names, strict=False)}
             shared.templates.add(kind, attrs, Template(update, shared.startup, fills, suffixes))
-
-    def _kind(self, block: Block, param: Parameter, grad: Any, lr: Any, wanted: Mapping[str, str]) -> tuple[Any, ...]:
-        """All that an update depends on besides its attributes and variables; empty where nobody can tell."""
-        if not all([isinstance(v, Variable) and v.block is block for v in (param, grad, lr)]):
-            return ()
-        flags, program = self._shared.flags, block.program
-        return (
-            id(param.type), id(grad.type), id(lr), id(self._groups.get(param.name)), *wanted, *wanted.values(),
-            *flags, *map(id, flags.values()), program.role, program.differentiated, program.site, program.scope_name,
-        )  # fmt: skip
 
     def _set_auxiliary_var(self, key: str, var: Any) -> None:
         """Give all updates one number on the device, as Paddle's mixed precision does.
@@ -256,11 +244,7 @@ class Optimizer(FixedOnceUsed):
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
         type = state_type(param) if type is None else type
         shared = self._shared
-        return persistable(param.block, shared.startup, param.name + self._suffix(what), value, type, shared.fills)[0]
-
-    def _suffix(self, what: str) -> str:
-        """What stands behind the parameter's name in the name of a state."""
-        return f"_{self.name}_{what}" if self.name else f"_{what}"
+        return persistable(param.block, shared.startup, param.name + suffix(self, what), value, type, shared.fills)[0]
 
     # the learning rate
 
@@ -297,6 +281,11 @@ def new_states(optimizer: Optimizer, param: Parameter) -> dict[str, Any]:
         first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
         states[slot] = optimizer.state(param, name, first, ONE_NUMBER)
     return states
+
+
+def suffix(optimizer: Optimizer, what: str) -> str:
+    """What stands behind the parameter's name in the name of a state."""
+    return f"_{optimizer.name}_{what}" if optimizer.name else f"_{what}"
 
 
 def _lasting(optimizer: Any, new: list[Operator]) -> list[Operator]:
