@@ -31,7 +31,6 @@ from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
-from .alike import Shared, Template, kind_of
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
 from .own_rules import append_own, is_own
@@ -46,7 +45,16 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import Rate, master_weight, persistable, rate_of, state_type
+from .states import (
+    Rate,
+    Shared,
+    UpdateTemplate,
+    kind_of,
+    master_weight,
+    persistable,
+    rate_of,
+    state_type,
+)
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
@@ -104,8 +112,6 @@ class Optimizer(FixedOnceUsed):
 
     def attrs(self, param: Parameter) -> dict[str, Any]:
         """Attributes of the operator that updates `param`."""
-        if not self._groups:
-            return {attr: getattr(self, name) for attr, name in self._named}
         return {attr: self.of(param, name) for attr, name in self._named}
 
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
@@ -117,23 +123,10 @@ class Optimizer(FixedOnceUsed):
         require(self.op_type != "", f"{type(self).__name__} has no append_update", ProgramError, OWN_RULES)
         shared, wanted, attrs = self._shared, self.wanted_states(param), self.attrs(param)
         kind = kind_of(g.block, param, grad, lr, self._groups.get(param.name), wanted, shared.flags)
-        known = shared.templates.of(kind, attrs) if kind else None
-        if known is not None:
+        if kind and (known := shared.templates.of(kind, attrs)) is not None:
             known.append(param, grad)
-            return
-        first = len(shared.startup.ops)
-        states = new_states(self, param)
-        fills = shared.startup.ops[first:]
-        if self.multi_precision and param.dtype in LOW_PRECISION:
-            states["MasterParam"] = master_weight(param, shared.startup)
-        given = dict(zip(get_op(self.op_type).input_names, (param, grad, lr), strict=False))
-        out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
-        g.emit(self.op_type, **given, **states, **shared.flags, **attrs, out=out, needs=WRITTEN)
-        update = g.block.ops[-1]
-        if kind and update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(self, "state"):
-            names = [*wanted.values(), *[name for name, _ in self.powers.values()]]
-            suffixes = {slot: suffix(self, name) for slot, name in zip(states, names, strict=False)}
-            shared.templates.add(kind, attrs, Template(update, shared.startup, fills, suffixes))
+        else:
+            append_first(self, g, (param, grad, lr), attrs, wanted, kind)
 
     def _set_auxiliary_var(self, key: str, var: Any) -> None:
         """Give all updates one number on the device, as Paddle's mixed precision does.
@@ -281,6 +274,27 @@ def new_states(optimizer: Optimizer, param: Parameter) -> dict[str, Any]:
         first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
         states[slot] = optimizer.state(param, name, first, ONE_NUMBER)
     return states
+
+
+def append_first(
+    optimizer: Optimizer, g: Builder, given: tuple[Parameter, Any, Any], attrs: dict[str, Any],
+    wanted: Mapping[str, str], kind: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Append the update of (parameter, gradient, rate), checked; those after it that are of its kind are like it."""
+    param, shared = given[0], optimizer._shared
+    first = len(shared.startup.ops)
+    states = new_states(optimizer, param)
+    fills = shared.startup.ops[first:]
+    if optimizer.multi_precision and param.dtype in LOW_PRECISION:
+        states["MasterParam"] = master_weight(param, shared.startup)
+    read = dict(zip(get_op(optimizer.op_type).input_names, given, strict=False))
+    out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
+    g.emit(optimizer.op_type, **read, **states, **shared.flags, **attrs, out=out, needs=WRITTEN)
+    update = g.block.ops[-1]
+    if kind and update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(optimizer, "state"):
+        names = [*wanted.values(), *[name for name, _ in optimizer.powers.values()]]
+        suffixes = {slot: suffix(optimizer, name) for slot, name in zip(states, names, strict=False)}
+        shared.templates.add(kind, attrs, UpdateTemplate(update, shared.startup, fills, suffixes))
 
 
 def suffix(optimizer: Optimizer, what: str) -> str:

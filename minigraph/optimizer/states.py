@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require
-from minigraph.program import Block, Operator, Parameter, Variable, unique_name
-from minigraph.program.block import check_names, checked_name, keep
+from minigraph.program import Block, Operator, Parameter, Program, Variable, unique_name
+from minigraph.program.block import add_alike, check_names, checked_name, keep
 from minigraph.program.builder import Builder
 from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.scope import Scope
 from minigraph.program.variable import WIDE_SUFFIX
+from minigraph.program.whole.settled import Settled
 from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
 
 from .lr import LRScheduler
@@ -37,7 +39,7 @@ def persistable(
     what = type, repr(value)  # unlike ==, it tells 0.0 from -0.0 and 1 from True
     known = fills.get(what)
     if known is not None:
-        startup.add_alike([(known, known.inputs, FixedSlots(Out=SlotVars((initial,))))])
+        add_alike(startup, [(known, known.inputs, FixedSlots(Out=SlotVars((initial,))))])
     else:
         Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
         fills[what] = startup.ops[-1]
@@ -131,3 +133,96 @@ class Rate:
         self.initial.attrs["value"] = value
         if scope.has(self.variable.name):
             scope.fill(self.variable.name, value)
+
+
+class UpdateTemplate:
+    """The first update of a kind, and the startup operators that fill its states.
+
+    states   {slot that reads a state: what its name is, behind that of the parameter}, in the order of `fills`
+    """
+
+    def __init__(self, update: Operator, startup: Block, fills: Sequence[Operator], states: Mapping[str, str]) -> None:
+        self.update, self.startup, self.fills, self.states = update, startup, fills, states
+        self.types = [fill.outputs["Out"][0].type for fill in fills]
+        self.has_master = "MasterParam" in update.inputs
+        self.read_where_written = [(slot, slot.removesuffix("Out")) for slot in update.outputs]
+
+    def append(self, param: Parameter, grad: Variable) -> None:
+        """Append the update of a parameter of this kind, with states of its own."""
+        block, startup, update = param.block, self.startup, self.update
+        names = free_names(block, startup, [param._name + suffix for suffix in self.states.values()])
+        read: dict[str, SlotVars] = dict(update.inputs)
+        read["Param"], read["Grad"] = SlotVars((param,)), SlotVars((grad,))
+        for slot, v in zip(self.states, keep(block, names, self.types), strict=True):
+            read[slot] = SlotVars((v,))
+        filled = zip(self.fills, keep(startup, names, self.types), strict=True)
+        add_alike(startup, [(fill, fill.inputs, FixedSlots(Out=SlotVars((v,)))) for fill, v in filled])
+        if self.has_master:
+            read["MasterParam"] = SlotVars((master_weight(param, startup),))
+        written = FixedSlots([(slot, read[own]) for slot, own in self.read_where_written])
+        add_alike(block, [(update, FixedSlots(read), written)])
+
+
+def kind_of(
+    block: Block, param: Parameter, grad: Any, lr: Any, group: Any, wanted: Mapping[str, str], flags: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """All that an update depends on besides its attributes and variables; empty where nobody can tell.
+
+    group    the settings of the parameter's group, None without one
+    wanted   {slot: name} of the states
+    flags    variables by the slots that read them, which all updates share
+    """
+    if not all([isinstance(v, Variable) and v.block is block for v in (param, grad, lr)]):
+        return ()
+    program = block.program
+    return (
+        id(param.type), id(grad.type), id(lr), id(group), *wanted, *wanted.values(), *flags,
+        *map(id, flags.values()), program.role, program.differentiated, program.site, program.scope_name,
+    )  # fmt: skip
+
+
+@dataclass
+class UpdateTemplates:
+    """The first update of each kind that one call has appended.
+
+    A kind is some facts and the attributes. These are told apart by their identity, and where they are other objects
+    by their text, which unlike == tells 0.0 from -0.0 and 1 from True.
+    """
+
+    _by_identity: dict[Any, UpdateTemplate] = field(default_factory=dict)
+    _by_text: dict[Any, UpdateTemplate] = field(default_factory=dict)
+    _alive: list[Any] = field(default_factory=list)  # attributes, so that no other ones get their identity
+
+    def of(self, facts: tuple[Any, ...], attrs: Mapping[str, Any]) -> UpdateTemplate | None:
+        """The template of a kind; None for a new one."""
+        known = self._by_identity.get((*facts, *map(id, attrs.values())))
+        return known if known is not None else self._by_text.get((*facts, repr(attrs)))
+
+    def add(self, facts: tuple[Any, ...], attrs: Mapping[str, Any], template: UpdateTemplate) -> None:
+        """Keep the first one of a kind."""
+        self._alive.append(attrs)
+        self._by_identity[(*facts, *map(id, attrs.values()))] = self._by_text[(*facts, repr(attrs))] = template
+
+
+@dataclass
+class Shared:
+    """What the updates share that one call appends; empty between calls."""
+
+    startup: Any = None  # the Block where states are initialised
+    flags: dict[str, Any] = field(default_factory=dict)  # variables by the slot of an update that reads them
+    fills: Fills = field(default_factory=dict)
+    templates: UpdateTemplates = field(default_factory=UpdateTemplates)
+    rules: list[Any] = field(default_factory=list)  # of weight decay that were called
+
+    def used(self, rule: Any) -> Any:
+        """`rule`, which builds a part of the updates."""
+        self.rules.append(rule)
+        return rule
+
+    def settle(self, program: Program, clip: Any, groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """The updates are there: what they were built with changes nothing from now on."""
+        program.updated = True
+        clips = {id(rule): rule for rule in (clip, *[group.get("grad_clip") for group in groups.values()])}
+        for rule in (*clips.values(), *self.rules):
+            if isinstance(rule, Settled):
+                rule.settle("minimize")

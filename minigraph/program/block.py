@@ -190,19 +190,6 @@ class Block(PartOfProgram):
         program.version += 1
         return op
 
-    def add_alike(self, alike: Iterable[tuple[Operator, Slots, Slots]]) -> None:
-        """Put operators at the end that are like operators of this Block but for what they read and write.
-
-        alike   (the operator that each is like, its inputs, its outputs): see `Operator.like`
-        """
-        program, ops = self.program, self.ops
-        first = number = program.numbered
-        for known, inputs, outputs in alike:
-            list.append(ops, known.like(inputs, outputs, number))  # nothing else changes
-            number += 1
-        program.numbered = number
-        program.version += number - first
-
     def fill(self, variables: Iterable[Variable], ops: Collection[Operator]) -> None:
         """Put copies of another Block's variables and operators into this one, which is new."""
         dict.update(self.vars, {v._name: v for v in variables})
@@ -255,6 +242,20 @@ def _check_all_ranks_come(program: Program, opdef: Any) -> None:
         f"{opdef.type} stands in {program.name}, a block of a branch or loop: ranks that decide differently would wait"
         " for each other", ProgramError, "call it outside, on what the branch or loop returns",
     )  # fmt: skip
+
+
+def add_alike(block: Block, alike: Iterable[tuple[Operator, Slots, Slots]]) -> None:
+    """Put operators at the end that are like operators of the block but for what they read and write.
+
+    alike   (the operator that each is like, its inputs, its outputs): see `Operator.like`
+    """
+    program, ops = block.program, block.ops
+    first = number = program.numbered
+    for known, inputs, outputs in alike:
+        list.append(ops, known.like(inputs, outputs, number))  # nothing else changes
+        number += 1
+    program.numbered = number
+    program.version += number - first
 
 
 def keep(block: Block, names: Sequence[str], types: Sequence[TensorType]) -> list[Variable]:
