@@ -98,7 +98,9 @@ class AdamW(Adam):
     def attrs(self, param: Parameter) -> dict[str, Any]:
         ratio = check_number("lr_ratio", self.lr_ratio(param)) if self.lr_ratio else 1.0
         decays = self.apply_decay_param_fun is None or bool(self.apply_decay_param_fun(param.name))
-        return {**super().attrs(param), "with_decay": decays, "lr_ratio": ratio}
+        attrs = super().attrs(param)
+        attrs["with_decay"], attrs["lr_ratio"] = decays, ratio
+        return attrs
 
 
 class Adamax(Optimizer):

@@ -27,6 +27,7 @@ from minigraph.program import (
 from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
+from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
@@ -44,11 +45,21 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import Rate, Shared, master_weight, persistable, rate_of, state_type
+from .states import (
+    Rate,
+    Shared,
+    UpdateTemplate,
+    kind_of,
+    master_weight,
+    persistable,
+    rate_of,
+    state_type,
+)
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
 OWN_RULES = "docs/foreach.md has a rule of one's own"
+WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"  # optional outputs
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
 
@@ -110,12 +121,12 @@ class Optimizer(FixedOnceUsed):
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
         require(self.op_type != "", f"{type(self).__name__} has no append_update", ProgramError, OWN_RULES)
-        states = new_states(self, param)
-        if self.multi_precision and param.dtype in LOW_PRECISION:
-            states["MasterParam"] = master_weight(param, self._shared.startup)
-        first = dict(zip(get_op(self.op_type).input_names, (param, grad, lr), strict=False))
-        out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
-        self._shared.append(g, self.op_type, {**first, **states, **self._shared.flags}, out, self.attrs(param))
+        shared, wanted, attrs = self._shared, self.wanted_states(param), self.attrs(param)
+        kind = kind_of(g.block, param, grad, lr, self._groups.get(param.name), wanted, shared.flags)
+        if kind and (known := shared.templates.of(kind, attrs)) is not None:
+            known.append(param, grad)
+        else:
+            append_first(self, g, (param, grad, lr), attrs, wanted, kind)
 
     def _set_auxiliary_var(self, key: str, var: Any) -> None:
         """Give all updates one number on the device, as Paddle's mixed precision does.
@@ -193,7 +204,8 @@ class Optimizer(FixedOnceUsed):
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
-            update = partial(append_own, self) if self._shared.flags and is_own(self) else self.append_update
+            own = self._shared.flags and is_own(self, "append_update")
+            update = partial(append_own, self) if own else self.append_update
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
@@ -224,9 +236,8 @@ class Optimizer(FixedOnceUsed):
     def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
         type = state_type(param) if type is None else type
-        middle = f"{self.name}_{what}" if self.name else what
         shared = self._shared
-        return persistable(param.block, shared.startup, f"{param.name}_{middle}", value, type, shared.fills)[0]
+        return persistable(param.block, shared.startup, param.name + suffix(self, what), value, type, shared.fills)[0]
 
     # the learning rate
 
@@ -263,6 +274,33 @@ def new_states(optimizer: Optimizer, param: Parameter) -> dict[str, Any]:
         first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
         states[slot] = optimizer.state(param, name, first, ONE_NUMBER)
     return states
+
+
+def append_first(
+    optimizer: Optimizer, g: Builder, given: tuple[Parameter, Any, Any], attrs: dict[str, Any],
+    wanted: Mapping[str, str], kind: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Append the update of (parameter, gradient, rate), checked; those after it that are of its kind are like it."""
+    param, shared = given[0], optimizer._shared
+    first = len(shared.startup.ops)
+    states = new_states(optimizer, param)
+    names = {v.name for v in states.values()}
+    fills = [op for op in shared.startup.ops[first:] if any(v.name in names for v in op.output_vars)]
+    if optimizer.multi_precision and param.dtype in LOW_PRECISION:
+        states["MasterParam"] = master_weight(param, shared.startup)
+    read = dict(zip(get_op(optimizer.op_type).input_names, given, strict=False))
+    out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
+    g.emit(optimizer.op_type, **read, **states, **shared.flags, **attrs, out=out, needs=WRITTEN)
+    update = g.block.ops[-1]
+    if kind and update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(optimizer, "state"):
+        keys = [*wanted.values(), *[name for name, _ in optimizer.powers.values()]]
+        suffixes = {slot: suffix(optimizer, key) for slot, key in zip(states, keys, strict=False)}
+        shared.templates.add(kind, attrs, UpdateTemplate(update, shared.startup, fills, suffixes))
+
+
+def suffix(optimizer: Optimizer, what: str) -> str:
+    """What stands behind the parameter's name in the name of a state."""
+    return f"_{optimizer.name}_{what}" if optimizer.name else f"_{what}"
 
 
 def _lasting(optimizer: Any, new: list[Operator]) -> list[Operator]:

@@ -14,10 +14,10 @@ from minigraph.program.builder import Builder
 from .gradients import scaled
 
 
-def is_own(optimizer: Any) -> bool:
-    """Whether a user wrote the update of this optimizer: in a class of one's own, or for this object alone."""
-    writer = next(c for c in type(optimizer).__mro__ if "append_update" in vars(c))
-    return "append_update" in vars(optimizer) or not writer.__module__.startswith(f"{__package__}.")
+def is_own(optimizer: Any, method: str) -> bool:
+    """Whether a user wrote this method of the optimizer: in a class of one's own, or for this object alone."""
+    writer = next(c for c in type(optimizer).__mro__ if method in vars(c))
+    return method in vars(optimizer) or not writer.__module__.startswith(f"{__package__}.")
 
 
 def append_own(optimizer: Any, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:

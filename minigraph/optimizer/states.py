@@ -8,9 +8,9 @@ from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require
 from minigraph.program import Block, Operator, Parameter, Program, Variable, unique_name
-from minigraph.program.block import checked_name, keep
+from minigraph.program.block import add_alike, check_names, checked_name, keep
 from minigraph.program.builder import Builder
-from minigraph.program.known import holds_variables
+from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.scope import Scope
 from minigraph.program.variable import WIDE_SUFFIX
 from minigraph.program.whole.settled import Settled
@@ -19,56 +19,8 @@ from minigraph.types import TensorType, bfloat16, float16, float32, float64, ten
 from .lr import LRScheduler
 from .settings import check_number
 
-WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"
-
 Fills = dict[tuple[TensorType, str], Operator]
 """Startup operators by the type and the text of the value with which they fill a variable."""
-
-
-@dataclass
-class Shared:
-    """What the updates share that one call appends; empty between calls.
-
-    updates  the first of several that cannot be told apart but by their variables, by all that they can be told by
-    """
-
-    startup: Any = None  # the Block where states are initialised
-    flags: dict[str, Any] = field(default_factory=dict)  # variables by the slot of an update that reads them
-    fills: Fills = field(default_factory=dict)
-    updates: dict[Any, Operator] = field(default_factory=dict)
-    rules: list[Any] = field(default_factory=list)  # of weight decay that were called
-
-    def used(self, rule: Any) -> Any:
-        """`rule`, which builds a part of the updates."""
-        self.rules.append(rule)
-        return rule
-
-    def settle(self, program: Program, clip: Any, groups: Mapping[str, Mapping[str, Any]]) -> None:
-        """The updates are there: what they were built with changes nothing from now on."""
-        program.updated = True
-        clips = {id(rule): rule for rule in (clip, *[group.get("grad_clip") for group in groups.values()])}
-        for rule in (*clips.values(), *self.rules):
-            if isinstance(rule, Settled):
-                rule.settle("minimize")
-
-    def append(self, g: Builder, op_type: str, read: dict[str, Variable], out: dict[str, Variable], attrs: Any) -> None:
-        """Append an update, {slot: variable} of what it reads and writes: what is like one before is not checked again.
-
-        Optional outputs of `WRITTEN` are new variables where `out` does not name them.
-        """
-        block, program = g.block, g.block.program
-        variables = (*read.values(), *out.values())
-        known, key = None, None
-        if all([isinstance(v, Variable) and v.block is block for v in variables]) and not holds_variables(attrs):
-            stands = program.role, program.differentiated, id(program.site), program.scope_name
-            key = op_type, *read, *out, *[id(v.type) for v in variables], repr(attrs), *stands
-            known = self.updates.get(key)
-        if known is not None:
-            block.add_op(known.like(out, read))
-            return
-        g.emit(op_type, **read, **attrs, out=out, needs=WRITTEN)
-        if key is not None and program.ops[-1].outputs.keys() <= out.keys():
-            self.updates[key] = program.ops[-1]
 
 
 def persistable(
@@ -87,7 +39,7 @@ def persistable(
     what = type, repr(value)  # unlike ==, it tells 0.0 from -0.0 and 1 from True
     known = fills.get(what)
     if known is not None:
-        return own, startup.add_op(known.like({"Out": initial}))
+        return own, add_alike(startup, [(known, known.inputs, FixedSlots(Out=SlotVars((initial,))))])[0]
     fact = {"shape": type.shape, "value": value, "dtype": type.dtype}
     fills[what] = startup.append_op("fill_constant", outputs={"Out": initial}, attrs=fact)
     return own, fills[what]
@@ -113,10 +65,18 @@ def master_weight(param: Parameter, startup: Block) -> Variable:
 
 def _declared(block: Block, startup: Block, key: str, type: TensorType) -> tuple[Variable, Variable]:
     """A new persistable variable of both programs."""
-    name = checked_name(unique_name.generate(key))
-    while name in block.vars or name in startup.vars:
-        name = checked_name(unique_name.generate(key))
-    return keep(block, name, type), keep(startup, name, type)
+    names, types = free_names(block, startup, [key]), [type]
+    return keep(block, names, types)[0], keep(startup, names, types)[0]
+
+
+def free_names(block: Block, startup: Block, keys: Sequence[str]) -> list[str]:
+    """A new name from each key, which neither program has; a name is for one variable of each."""
+    names = unique_name.generate_all(keys)
+    check_names(names)
+    for i, name in enumerate(names):
+        while name in block.vars or name in startup.vars:
+            name = names[i] = checked_name(unique_name.generate(keys[i]))
+    return names
 
 
 def rate_of(learning_rate: Any) -> float:
@@ -175,3 +135,96 @@ class Rate:
         self.initial.attrs["value"] = value
         if scope.has(self.variable.name):
             scope.fill(self.variable.name, value)
+
+
+class UpdateTemplate:
+    """The first update of a kind, and the startup operators that fill its states.
+
+    states   {slot that reads a state: what its name is, behind that of the parameter}, in the order of `fills`
+    """
+
+    def __init__(self, update: Operator, startup: Block, fills: Sequence[Operator], states: Mapping[str, str]) -> None:
+        self.update, self.startup, self.fills, self.states = update, startup, fills, states
+        self.types = [fill.outputs["Out"][0].type for fill in fills]
+        self.has_master = "MasterParam" in update.inputs
+        self.read_where_written = [(slot, slot.removesuffix("Out")) for slot in update.outputs]
+
+    def append(self, param: Parameter, grad: Variable) -> None:
+        """Append the update of a parameter of this kind, with states of its own."""
+        block, startup, update = param.block, self.startup, self.update
+        names = free_names(block, startup, [param._name + suffix for suffix in self.states.values()])
+        read: dict[str, SlotVars] = dict(update.inputs)
+        read["Param"], read["Grad"] = SlotVars((param,)), SlotVars((grad,))
+        for slot, v in zip(self.states, keep(block, names, self.types), strict=True):
+            read[slot] = SlotVars((v,))
+        filled = zip(self.fills, keep(startup, names, self.types), strict=True)
+        add_alike(startup, [(fill, fill.inputs, FixedSlots(Out=SlotVars((v,)))) for fill, v in filled])
+        if self.has_master:
+            read["MasterParam"] = SlotVars((master_weight(param, startup),))
+        written = FixedSlots([(slot, read[own]) for slot, own in self.read_where_written])
+        add_alike(block, [(update, FixedSlots(read), written)])
+
+
+def kind_of(
+    block: Block, param: Parameter, grad: Any, lr: Any, group: Any, wanted: Mapping[str, str], flags: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """All that an update depends on besides its attributes and variables; empty where nobody can tell.
+
+    group    the settings of the parameter's group, None without one
+    wanted   {slot: name} of the states
+    flags    variables by the slots that read them, which all updates share
+    """
+    if not all([isinstance(v, Variable) and v.block is block for v in (param, grad, lr)]):
+        return ()
+    program = block.program
+    return (
+        id(param.type), id(grad.type), id(lr), id(group), *wanted, *wanted.values(), *flags,
+        *map(id, flags.values()), program.role, program.differentiated, program.site, program.scope_name,
+    )  # fmt: skip
+
+
+@dataclass
+class UpdateTemplates:
+    """The first update of each kind that one call has appended.
+
+    A kind is some facts and the attributes. These are told apart by their identity, and where they are other objects
+    by their text, which unlike == tells 0.0 from -0.0 and 1 from True.
+    """
+
+    _by_identity: dict[Any, UpdateTemplate] = field(default_factory=dict)
+    _by_text: dict[Any, UpdateTemplate] = field(default_factory=dict)
+    _alive: list[Any] = field(default_factory=list)  # attributes, so that no other ones get their identity
+
+    def of(self, facts: tuple[Any, ...], attrs: Mapping[str, Any]) -> UpdateTemplate | None:
+        """The template of a kind; None for a new one."""
+        known = self._by_identity.get((*facts, *map(id, attrs.values())))
+        return known if known is not None else self._by_text.get((*facts, repr(attrs)))
+
+    def add(self, facts: tuple[Any, ...], attrs: Mapping[str, Any], template: UpdateTemplate) -> None:
+        """Keep the first one of a kind."""
+        self._alive.append(attrs)
+        self._by_identity[(*facts, *map(id, attrs.values()))] = self._by_text[(*facts, repr(attrs))] = template
+
+
+@dataclass
+class Shared:
+    """What the updates share that one call appends; empty between calls."""
+
+    startup: Any = None  # the Block where states are initialised
+    flags: dict[str, Any] = field(default_factory=dict)  # variables by the slot of an update that reads them
+    fills: Fills = field(default_factory=dict)
+    templates: UpdateTemplates = field(default_factory=UpdateTemplates)
+    rules: list[Any] = field(default_factory=list)  # of weight decay that were called
+
+    def used(self, rule: Any) -> Any:
+        """`rule`, which builds a part of the updates."""
+        self.rules.append(rule)
+        return rule
+
+    def settle(self, program: Program, clip: Any, groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """The updates are there: what they were built with changes nothing from now on."""
+        program.updated = True
+        clips = {id(rule): rule for rule in (clip, *[group.get("grad_clip") for group in groups.values()])}
+        for rule in (*clips.values(), *self.rules):
+            if isinstance(rule, Settled):
+                rule.settle("minimize")

@@ -19,7 +19,7 @@ from typing import Any
 
 from minigraph.ir.graph import Graph, OpNode
 from minigraph.passes.engine.log import Applied, PassReport
-from minigraph.passes.engine.redirect import read_instead, require_temporary, take_out
+from minigraph.passes.engine.redirect import require_readable, require_temporary
 from minigraph.passes.engine.rule import Refused, refuse_unless
 
 RULE = "CommonSubexpression"
@@ -64,14 +64,15 @@ def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
     for mine, other in pairs:
         refuse_unless(mine.next_version is None and not mine.persistable, "{} of {} changes later", mine.name, first)
         require_temporary(other)
+        require_readable(graph, mine, other.consumers)
     entry = Applied(
         RULE, ", ".join(mine.name for mine, _ in pairs), (again.label(),), again.site, again.role
     )  # fmt: skip
-    for mine, other in pairs:
-        read_instead(graph, other, mine)
     for grad in list(again.grads):
         graph.link(grad, first)
-    take_out(graph, again)
+    graph.remove_op(again)
+    for mine, other in pairs:
+        graph.merge_var(other, mine)
     return entry
 
 

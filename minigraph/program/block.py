@@ -25,7 +25,7 @@ from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
-from .variable import Parameter, Variable, new_variable
+from .variable import Parameter, Variable, new_variables
 from .whole.changing import ONE_CHANGE
 
 if TYPE_CHECKING:
@@ -244,13 +244,29 @@ def _check_all_ranks_come(program: Program, opdef: Any) -> None:
     )  # fmt: skip
 
 
-def keep(block: Block, name: str, type: TensorType) -> Variable:
-    """Add a persistable variable through which no gradient flows; its name is fit and free."""
+def add_alike(block: Block, alike: Iterable[tuple[Operator, Slots, Slots]]) -> list[Operator]:
+    """Put operators at the end that are like operators of the block but for what they read and write.
+
+    alike   (the operator that each is like, its inputs, its outputs): see `Operator.like`
+    """
     program = block.program
-    made = new_variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
     with ONE_CHANGE:
-        program.adding(made)
-        dict.__setitem__(block.vars, name, made)  # nothing else changes
+        made = [one[0].like(*one[1:], number) for number, one in enumerate(alike, program.numbered)]
+        program.adding(*made)
+        list.extend(block.ops, made)  # nothing else changes
+        program.numbered += len(made)
+    return made
+
+
+def keep(block: Block, names: Sequence[str], types: Sequence[TensorType]) -> list[Variable]:
+    """Add persistable variables through which no gradient flows; their names are fit and free."""
+    program = block.program
+    made = new_variables(block, names, types, persistable=True, stop_gradient=True, site=program.site or call_site())
+    with ONE_CHANGE:
+        for name in names:
+            _check_new(block, name)
+        program.adding(*made)
+        dict.update(block.vars, zip(names, made, strict=True))  # nothing else changes
     return made
 
 
@@ -259,6 +275,13 @@ def checked_name(name: Any) -> str:
         shown = shortened(repr(name))
         raise NAME(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")
     return name
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse what `checked_name` would refuse; of many names that are not empty this is the faster way."""
+    if max(map(len, names), default=0) > MAX_NAME or not "".join(names).isprintable():
+        for name in names:
+            checked_name(name)
 
 
 def _own(block: Block, slot: str, v: Any) -> Variable:

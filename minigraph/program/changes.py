@@ -10,7 +10,7 @@ Reading costs what it costs with a list or a dict. Each change is made whole or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minigraph.errors import MinigraphError, ProgramError, require, shortened
@@ -180,11 +180,6 @@ def fixed(slots: dict[str, list[Variable]]) -> FixedSlots:
     if type(slots) is FixedSlots:
         return slots
     return FixedSlots({slot: SlotVars(vs) for slot, vs in slots.items()})
-
-
-def one_each(slots: Iterable[str], variables: Mapping[str, Variable]) -> FixedSlots:
-    """These slots, each with the one variable that has its name among `variables`."""
-    return FixedSlots({slot: SlotVars((variables[slot],)) for slot in slots})
 
 
 def attrs_of(op: Operator) -> Attrs:

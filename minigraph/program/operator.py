@@ -43,19 +43,20 @@ class Operator(PartOfProgram):
         self.role, self.forward, self.grad_slot, self.site = role, forward, grad_slot, site
         self.number, self.scope_name = number, scope_name
 
-    def like(self, written: Mapping[str, Variable], read: Mapping[str, Variable] | None = None) -> Operator:
-        """An Operator of this Block, not in it yet, that differs in the variables of its slots, but not in their types.
+    def like(self, inputs: Slots, outputs: Slots, number: int) -> Operator:
+        """An Operator for this Block that differs in the variables of its slots, but not in their types.
 
-        written, read   {slot: variable} of what it writes and reads in the slots of this one, which hold one variable
-                        each; it reads the same variables for None
-        What was checked for this one holds for it. Role, user's line and name scope are the same.
+        What was checked for this one holds for it. Role, user's line and name scope are the same. It is sealed, so its
+        slots do not change: operators may share them.
         """
-        one_each = changes.one_each
-        return Operator(
-            self.block, self.opdef, self.inputs if read is None else one_each(self.inputs, read),
-            one_each(self.outputs, written), self.attrs, role=self.role, forward=self.forward,
-            grad_slot=self.grad_slot, site=self.site, scope_name=self.scope_name,
-        )  # fmt: skip
+        made = object.__new__(Operator)
+        made.block, made.opdef, made.inputs, made.outputs = self.block, self.opdef, inputs, outputs
+        made.attrs = attrs = changes.Attrs(self.attrs)
+        attrs.op, made.number = made, number
+        made.role, made.forward, made.grad_slot = self.role, self.forward, self.grad_slot
+        made.site, made.scope_name = self.site, self.scope_name
+        made.__class__ = _SealedOperator  # pyright: ignore[reportAttributeAccessIssue]
+        return made
 
     def seal(self) -> None:
         """Called where it comes into the list of its Block: from now on its Program counts changes."""

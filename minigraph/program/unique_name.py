@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -31,6 +31,13 @@ def generate(key: str) -> str:
     entries = _guards.entries.get()
     names = _guards.innermost(_everywhere) if entries else _everywhere
     return f"{names.prefix}{key}_{next(names.asked[key])}"
+
+
+def generate_all(keys: Sequence[str]) -> list[str]:
+    """`generate` of each of several keys."""
+    names = _guards.innermost(_everywhere)
+    prefix, asked = names.prefix, names.asked
+    return [f"{prefix}{key}_{next(asked[key])}" for key in keys]
 
 
 def switch(new_generator: _Names | None = None, new_para_name_checker: Any = None) -> tuple[_Names, Any]:

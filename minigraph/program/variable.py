@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,6 +220,24 @@ def new_variable(
     v = object.__new__(Variable)
     object.__setattr__(v, "__dict__", _facts(block, name, type, persistable, stop_gradient, False, site))
     return v
+
+
+def new_variables(
+    block: Block, names: Sequence[str], types: Sequence[TensorType], *, persistable: bool, stop_gradient: bool,
+    site: CallSite | None,
+) -> list[Variable]:  # fmt: skip
+    """Variables as `new_variable` makes them, of names and types of their own."""
+    if not names:
+        return []
+    shared = _facts(block, names[0], types[0], persistable, stop_gradient, False, site)
+    made, number = [], Variable._ids
+    for name, type in zip(names, types, strict=True):
+        facts = shared.copy()
+        facts["_name"], facts["type"], facts["origin"] = name, type, next(number)
+        v = object.__new__(Variable)
+        object.__setattr__(v, "__dict__", facts)
+        made.append(v)
+    return made
 
 
 class RemovedVariable(Variable):

@@ -10,6 +10,7 @@ import pytest
 import minigraph as mg
 from minigraph import nn, static
 from minigraph import optimizer as opt
+from minigraph.optimizer.states import UpdateTemplate, UpdateTemplates
 from minigraph.regularizer import L1Decay, L2Decay
 from minigraph.types import as_dtype
 from tests.support.grades import graded
@@ -105,6 +106,29 @@ def random_net(rng: np.random.Generator) -> tuple[Net, bool]:
     net.minimize(optimizer, scale=0.25 if maybe(0.4) else None, found=False if maybe(0.4) else None)
     decays = settings.get("weight_decay") is not None or any(a["regularizer"] for a in attrs)
     return net, decays and "16" in wanted
+
+
+def test_copied_updates_are_those_that_are_built_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = list[UpdateTemplate]()
+    own = UpdateTemplate.append
+    monkeypatch.setattr(UpdateTemplate, "append", lambda self, *given: copied.append(self) or own(self, *given))
+
+    def texts() -> list[str]:
+        nets = []
+        for seed in range(2 * PROGRAMS):
+            with mg.base.unique_name.guard():
+                nets.append(random_net(np.random.default_rng([seed, 2]))[0])
+        with mg.base.unique_name.guard():  # of one shape, but for their attributes
+            nets.append(Net([(7,)] * 6, ["float32"] * 6))
+            ratios = {"p1": 0.5, "p4": -0.0, "p5": 0.0}
+            decays = {"lr_ratio": lambda p: ratios.get(p.name, 1.0), "apply_decay_param_fun": lambda name: name != "p2"}
+            nets[-1].minimize(opt.AdamW(0.1, **decays))
+        return [p.to_string().partition("\n")[2] for net in nets for p in (net.main, net.startup)]  # not their names
+
+    found = texts()
+    assert len(copied) > 20
+    monkeypatch.setattr(UpdateTemplates, "of", lambda self, *what: None)
+    assert found == texts()
 
 
 @pytest.mark.parametrize("first", graded(range(0, PROGRAMS, 16), now=lambda first: first == 0))

@@ -49,11 +49,9 @@ def _fuse(graph: Graph, group: UpdateGroup, rewriter: str) -> OpNode:
         inputs["GradScale"] = [group.scale]
     outputs = {slot: group.results(slot) for slot in opdef.output_names if slot in first.outputs}
     attrs = opdef.bind_attrs({**first.attrs, "regularization_coeff": group.decay})
-    for op in group.ops:
-        graph.remove_op(op)
-    return graph.add_op(
-        OpNode(
-            opdef, inputs, outputs, attrs, rank=(*group.place, graph.ticket()), role=last.role, site=last.site,
-            number=first.number, scope_name=last.scope_name, rewriter=rewriter,
-        )
+    fused = OpNode(
+        opdef, inputs, outputs, attrs, rank=(*group.place, graph.ticket()), role=last.role, site=last.site,
+        number=first.number, scope_name=last.scope_name, rewriter=rewriter,
     )  # fmt: skip
+    graph.become_one(group.ops, fused)
+    return fused

@@ -66,21 +66,23 @@ class UpdateGroup:
         return [op.outputs[slot][0] for op in self.ops if slot in op.outputs]
 
 
-def is_update(op: OpNode) -> bool:
+def is_update(op_type: str) -> bool:
     """Whether this updates one parameter and has a form for lists."""
-    return "optimizer" in op.opdef.traits and f"fused_{op.type}" in OPS
+    return f"fused_{op_type}" in OPS and "optimizer" in OPS[op_type].traits
 
 
 def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = None) -> list[UpdateGroup]:
     """Groups of two or more updates, of one type `only` if given; one that stays alone is reported with the reason."""
-    updates = [op for op in graph.ops if is_update(op) and only in (None, op.type)]
-    keyed = [(_key(op, source), op, source) for op, source in ((op, _source(op, report, rule)) for op in updates)]
+    updates = graph.ops_of([t for t in graph.count() if is_update(t) and only in (None, t)])
+    known: Keys = {}
+    found = [(op, _source(op, report, rule)) for op in updates]
+    keyed = [(_key(op, source, known), op, source) for op, source in found]
     alike = Counter(key for key, _, _ in keyed)
-    by_key: dict[tuple[object, ...], list[tuple[OpNode, Source]]] = {}
+    by_key: dict[Key, list[tuple[OpNode, Source]]] = {}
     for key, op, source in keyed:
         if alike[key] == 1:  # a factor or a decay of its own must not keep it out of a group
             source = Source(op.inputs["Grad"][0])
-            key = _key(op, source)
+            key = _key(op, source, known)
         by_key.setdefault(key, []).append((op, source))
     groups = []
     for key, members in by_key.items():
@@ -94,18 +96,30 @@ def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = 
     return groups
 
 
-def _key(op: OpNode, source: Source) -> tuple[object, ...]:
-    shared = [(slot, id(op.inputs[slot][0])) for slot in SHARED if slot in op.inputs]
-    scale = id(source.scale) if source.scale is not None else None
-    dtype = op.inputs["Param"][0].type.dtype
-    return op.type, dtype, repr(op.attrs), tuple(shared), frozenset(op.inputs), scale, source.decay
+Key = tuple[object, ...]
+Keys = dict[Key, Key]
+"""Keys of updates by what is found faster: the identities of attributes, which like updates have in common."""
+
+
+def _key(op: OpNode, source: Source, known: Keys) -> Key:
+    """Equal for updates that can become one operator."""
+    inputs, attrs = op.inputs, op.attrs
+    shared = [id(inputs[slot][0]) for slot in SHARED if slot in inputs]
+    param, scale = inputs["Param"][0].type, source.scale
+    same = (op.type, id(param), id(scale), source.decay, *shared, *inputs, *attrs, *map(id, attrs.values()))
+    key = known.get(same)
+    if key is None:
+        of_scale = id(scale) if scale is not None else None
+        key = op.type, param.dtype, repr(attrs), tuple(shared), frozenset(inputs), of_scale, source.decay
+        known[same] = key
+    return key
 
 
 WORDS = ("type", "data type", "attributes", "learning rate or flags", "slots", "clipping factor", "weight decay")
 
 
 def _difference(
-    key: tuple[object, ...], op: OpNode, by_key: dict[tuple[object, ...], list[tuple[OpNode, Source]]]
+    key: Key, op: OpNode, by_key: dict[Key, list[tuple[OpNode, Source]]]
 ) -> str:
     """The difference between an update and the group that is most like it."""
     others = [k for k in by_key if k != key]
@@ -141,17 +155,23 @@ def _movable(
 
 def _problem(op: OpNode, source: Source, place: Rank, inside: set[OpNode]) -> str | None:
     """Why this update cannot wait until `place`."""
-    reads = [*op.input_vars, source.grad, *([source.scale] if source.scale is not None else [])]
+    reads = op.input_vars
+    if source.between:
+        reads = [*reads, source.grad, *([source.scale] if source.scale is not None else [])]
     for v in reads:
-        if v.producer in inside:
+        if v.producer is not None and v.producer in inside:
             return f"{v.name} is updated twice"
-        writer = v.next_version.producer if v.next_version is not None else None
-        if writer is not None and writer not in inside and writer.rank < place:
+        if (newer := v.next_version) is None:
+            continue
+        writer = newer.producer
+        if writer is not op and writer is not None and writer not in inside and writer.rank < place:
             return f"{v.name} is overwritten by {writer.label()} before the last update of the group"
     for v in op.output_vars:
         if v.read_by and (readers := [c for c in v.consumers if c.rank <= place]):
             return f"{v.name} is read by {readers[0].label()} before the last update of the group"
-        writer = v.next_version.producer if v.next_version is not None else None
+        if (newer := v.next_version) is None:
+            continue
+        writer = newer.producer
         if writer is not None and writer.rank <= place:
             return f"{v.name} is overwritten by {writer.label()} before the last update of the group"
     return None
@@ -159,10 +179,15 @@ def _problem(op: OpNode, source: Source, place: Rank, inside: set[OpNode]) -> st
 
 # what joins an update
 
+JOINED = frozenset({"sum", "elementwise_mul"})  # by _decayed and _scaled
+
 
 def _source(op: OpNode, report: PassReport, rule: str) -> Source:
     """The gradient behind clipping and decay, as far as these can join."""
     source = Source(op.inputs["Grad"][0])
+    writer = source.grad.producer
+    if writer is None or writer.type not in JOINED:
+        return source
     reader = op
     for step in (_decayed, _scaled):
         try:
@@ -220,16 +245,16 @@ def _require_inner(v: VarNode, reader: OpNode) -> None:
 
 def replaced(graph: Graph, group: UpdateGroup, new: Sequence[OpNode], report: PassReport, rule: str) -> None:
     """Take the group's operators out after `new` was put in for them, and report it."""
-    taken = [op.label() for op in group.ops]
-    joined = [op for source in group.sources for op in source.between]
-    for op in joined:
+    taken = list(group.ops)
+    for op in [op for source in group.sources for op in source.between]:
         if op in graph and is_unread(op):
-            taken.append(op.label())
+            taken.append(op)
             take_out(graph, op)
     last = group.ops[-1]
     names = f"{group.results('ParamOut')[0].name}, ... = {new[-1].type}" if len(new) == 1 else f"{len(new)} operators"
-    shown = (*taken[:4], f"{len(taken) - 4} more") if len(taken) > 5 else tuple(taken)
-    report.apply(Applied(rule, names, shown, last.site, last.role))
+    shown = [op.label() for op in taken[: 4 if len(taken) > 5 else 5]]
+    shown += [f"{len(taken) - 4} more"] if len(taken) > 5 else []
+    report.apply(Applied(rule, names, tuple(shown), last.site, last.role))
 
 
 def join_norms(graph: Graph, report: PassReport) -> int:
