@@ -66,6 +66,7 @@ def _without_kernel(op_type: str, *_: Any) -> None:
 
 
 INFERRED_KEPT = 256  # answers of type inference for each operator type
+WIDE = 1000  # types and attributes; a call with more of them is like no other, and its answer would take megabytes
 UNCHANGING = frozenset({int, float, bool, str, tuple, type(None)})  # a tuple that an attribute takes holds numbers
 
 
@@ -235,7 +236,7 @@ class OpDef(Signature):
             self.check_inputs(inputs)
             bound = self.bind_attrs(attrs)
             known = bound, self.infer_types({s: own for s, *own in types}, bound), [*given, types]
-            if all(type(value) in UNCHANGING or isinstance(value, np.dtype) for value in given):
+            if len(key) < WIDE and all(type(value) in UNCHANGING or isinstance(value, np.dtype) for value in given):
                 if len(self._resolved) >= INFERRED_KEPT:
                     self._resolved.clear()
                 self._resolved[key] = known  # with what its ids are of, so that nothing else gets these

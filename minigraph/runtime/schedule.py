@@ -24,6 +24,8 @@ from minigraph.types import TensorType
 
 from .kinds import StepKind, described
 
+WIDE = 100  # inputs; with more of them, as updates of all parameters have, a step is like no other
+
 
 class Layout(NamedTuple):
     """Where a value lies in the memory that it shows: its first element, elements from one index to the next."""
@@ -165,16 +167,9 @@ class Schedule:
 
     def _add_step(self, op: Operator) -> None:
         values, current, variables_of = self.values, self.current, op.inputs.get
-        given: list[int] = []
-        key: list[Any] = [op.opdef, *op.attrs, *map(id, op.attrs.values())]
-        for name in op.opdef.input_names:
-            variables = variables_of(name) or ()
-            key.append(len(variables))
-            for v in variables:
-                i = current[n] if (n := v._name) in current else self._first(v)
-                given.append(i)
-                key.append(id(values[i].type))
-        kind = self._kind(op, given, key)
+        slots = [variables_of(name) or () for name in op.opdef.input_names]
+        given = [current[n] if (n := v._name) in current else self._first(v) for vs in slots for v in vs]
+        kind = self._kind(op, slots, given)
         read = given if kind.read is None else [given[place] for place in kind.read]
         position = len(self.steps)
         for i in read:
@@ -187,23 +182,26 @@ class Schedule:
         self._write(step)
         self.steps.append(step)
 
-    def _kind(self, op: Operator, given: Sequence[int], key: list[Any]) -> StepKind:
-        """That of the step of an operator with these input values; `key` has what tells it apart by its inputs."""
-        outputs, opdef = op.outputs, op.opdef
-        for name in opdef.output_names:
-            variables = outputs.get(name) or ()
-            key.append(len(variables))
-            for v in variables:
-                key.append(id(v.type))
+    def _kind(self, op: Operator, slots: Sequence[Sequence[Variable]], given: Sequence[int]) -> StepKind:
+        """That of the step of an operator: its input slots, and the values that stand in them."""
+        outputs, opdef, values = op.outputs, op.opdef, self.values
         idle = [s for s in opdef.optional_outputs if outputs.get(s.name) and self._is_idle(op, s)]
-        key += idle
-        kind = self._kinds.get(known := tuple(key))
-        if kind is None:
-            left = iter(given)
-            read = [(name, vs) for name in opdef.input_names if (vs := op.inputs.get(name))]
-            types = {name: [self.values[next(left)].type for _ in vs] for name, vs in read}
-            computed = [s for s in opdef.outputs if outputs.get(s.name) and s not in idle]
-            kind = self._kinds[known] = StepKind(op, types, computed)
+        key: tuple[Any, ...] | None = None
+        if len(given) < WIDE:
+            written = [outputs.get(name) or () for name in opdef.output_names]
+            key = (
+                opdef, *op.attrs, *map(id, op.attrs.values()), *idle, *map(len, slots), *map(len, written),
+                *[id(values[i].type) for i in given], *[id(v.type) for vs in written for v in vs],
+            )  # fmt: skip
+            if (known := self._kinds.get(key)) is not None:
+                return known
+        left = iter(given)
+        read = zip(opdef.input_names, slots, strict=True)
+        types = {name: [values[next(left)].type for _ in vs] for name, vs in read if vs}
+        computed = [s for s in opdef.outputs if outputs.get(s.name) and s not in idle]
+        kind = StepKind(op, types, computed)
+        if key is not None:
+            self._kinds[key] = kind
         return kind
 
     def _write(self, step: Step) -> None:
