@@ -97,8 +97,9 @@ REASONS = {
     "few rows": r"rows for certain, fewer than",
     "no plain layer": r"does more than a linear layer$|is no product with a matrix$|is the weight of two$",
 }
-SELDOM = {  # in random programs; test_fuse_foreach.py has the first three, tests of rules, norms and layers the others
+SELDOM = {  # in random programs; test_fuse_foreach.py has the first four, tests of rules, norms and layers the others
     "written twice": r"is written twice$",
+    "written again": r"is written again$",
     "left to share a kernel": r"is left to share a kernel with",
     "too long for a kernel": r"values of a tensor are read and written, \d+ can be$|operators meet, a kernel",
     "own operand": r"would be an operand of what computes it$",
