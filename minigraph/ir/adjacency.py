@@ -8,7 +8,7 @@ passes of a small program. Only this file and `graph.py` change edges.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 Position = tuple[str, int]  # slot, index in it
@@ -119,43 +119,6 @@ class Adjacency(Versions):
             if newer is not None and (writer := newer.producer) is not None and writer.rank < rank:
                 return f"{v.name} is updated in place before"
         return None
-
-    def become_one(self, gone: Sequence[Any], one: Any) -> None:
-        """Take operators out and put `one` in, whose slots hold all that theirs held."""
-        changed = self.changed
-        for op in gone:
-            del self.nodes[op], self._by_type[op.type][op]
-            changed.pop(op, None)
-            changed.update(dict.fromkeys(op.grads))
-            if op.forward is not None:
-                del op.forward.grads[op]
-        self.nodes[one] = self._by_type[one.type][one] = self._sorted = None
-        self._cut_all(gone)
-        self._wrote(one, one.output_vars)
-        self._join_wide(one)
-
-    def _cut_all(self, ops: Iterable[Any]) -> None:
-        """Remove all edges of operators that nobody else writes for."""
-        for op in ops:
-            for vs in op.inputs.values():
-                for v in vs:
-                    v.read_by.pop(op, None)
-            for vs in op.outputs.values():
-                for v in vs:
-                    v.producer = None
-
-    def _join_wide(self, op: Any) -> None:
-        """As `_join`, of an operator with so many edges that few of them are like others."""
-        for slot, vs in op.inputs.items():
-            for i, v in enumerate(vs):
-                readers = v.read_by
-                if op in readers:
-                    readers[op] = self._with(readers[op], (slot, i))
-                else:
-                    readers[op] = {(slot, i): None}
-        for vs in op.outputs.values():
-            for v in vs:
-                v.producer = op
 
     def _with(self, edges: Edges, at: Position) -> Edges:
         """The edges between two nodes and one more."""

@@ -126,10 +126,6 @@ class RecordedGraph(Graph):
         self.touched[op] = None
         super().remove_op(op)
 
-    def become_one(self, gone: Sequence[OpNode], one: OpNode) -> None:
-        self.touched.update(dict.fromkeys((*gone, one)))
-        super().become_one(gone, one)
-
     def link(self, op: OpNode, forward: OpNode | None) -> None:
         self.touched[op] = None
         super().link(op, forward)

@@ -53,5 +53,6 @@ def _fuse(graph: Graph, group: UpdateGroup, rewriter: str) -> OpNode:
         opdef, inputs, outputs, attrs, rank=(*group.place, graph.ticket()), role=last.role, site=last.site,
         number=first.number, scope_name=last.scope_name, rewriter=rewriter,
     )  # fmt: skip
-    graph.become_one(group.ops, fused)
-    return fused
+    for op in group.ops:
+        graph.remove_op(op)
+    return graph.add_op(fused)
