@@ -82,6 +82,7 @@ static void load_box_for(u32 to, const TensorMap& map, u32 barrier, int x, int y
     for (int rank = 0; blocks >> rank; ++rank)
         if (blocks >> rank & 1) load_box(there(to, rank), map, there(barrier, rank), x, y, z, w);
 }
+static inline void store_global(void* to, const u32 (&x)[4]) { memcpy(to, x, 16); }
 static inline float4 load_from_others(const float4* from) { return *from; }
 
 static inline u64 descriptor(u32 sixteenths, u32 leading, u32 stride) {
