@@ -36,7 +36,8 @@ def around(kind, shape, dtype=bfloat16):
         "erf": {"bias": row, "activation": "gelu", "kept": full}, "erf alone": {"bias": row, "activation": "gelu"},
         "where": {"slope": "relu", "kept": mask},
         "slope": {"slope": "gelu_tanh", "kept": full},
-        "slope and totals": {"slope": "gelu_tanh", "kept": full, "totals": row}, "slope of erf": {"slope": "gelu", "kept": full},
+        "slope and totals": {"slope": "gelu_tanh", "kept": full, "totals": row},
+        "slope of erf": {"slope": "gelu", "kept": full},
         "sums": {"sums": row},
     }[kind]  # fmt: skip
 

@@ -14,7 +14,7 @@ from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap, hopper_source, wgmma
 from minigraph.types import bfloat16, float16, float32
 
-from .product import GELU, Product, Shape
+from .product import GELU, Product
 
 NAME = "kernel for large products"
 TILE = 256  # columns, and rows of the two blocks that load together
@@ -133,7 +133,8 @@ def bind(binder: Binder, product: Product, pipeline: TileLoop | None = None) -> 
     binder.launch_source(
         _source(product, pipeline), "product", 2 * blocks_for(tiles_m * tiles_n, rounds), THREADS, from_a, from_b, to,
         _map(around.kept, n, m, BOX) if around.kept else to, around.bias or a, i32(n), i32(blocks_for(k, STEP)),
-        i32(pipeline.piece), i32(tiles_m), i32(tiles_n), i32(tiles_m * tiles_n), parts or i64(0), i32(m), shared=pipeline.shared,
+        i32(pipeline.piece), i32(tiles_m), i32(tiles_n), i32(tiles_m * tiles_n), parts or i64(0), i32(m),
+        shared=pipeline.shared,
     )  # fmt: skip
     if parts is not None and around.totals is not None:
         bind_column_sum(binder, parts, around.totals)
