@@ -3,7 +3,7 @@
     products          what `product` calls and our own kernels for products take; floor: their operations at the rate
                       of one large product, measured in the same run
     attention         floor: its operations at that rate
-    the others        floor: the bytes of their arrays at the bandwidth of a copy, measured in the same run
+    the others        floor: the bytes that they read and write at the bandwidth of a copy, measured in the same run
     gaps              the step's time without all of that; below 0 where calls run beside each other
 """
 
@@ -44,12 +44,30 @@ def class_of(kernel: Any) -> str:
 def floors(kernels: Sequence[Any], network: Network, flops: float, bandwidth: float) -> dict[str, float]:
     """Milliseconds that each class needs at the least; `flops` and `bandwidth` for a second."""
     nbytes: dict[str, float] = defaultdict(float)
+    parts: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for kernel in kernels:
-        nbytes[class_of(kernel)] += kernel.nbytes
+        parts[class_of(kernel), id(kernel.op)].append(kernel)
+    for (name, _), own in parts.items():
+        nbytes[name] += moved(name, own)
     found = {name: nbytes[name] / bandwidth * 1e3 for name in CLASSES}
     return {
         **found, "products": network.product_flops / flops * 1e3, "attention": network.attention_flops / flops * 1e3
     }  # fmt: skip
+
+
+def moved(name: str, kernels: Sequence[Any]) -> float:
+    """Bytes that one operator's kernels of a class read and write.
+
+    `nbytes` of a kernel counts an array once that it reads and writes over: the scores of a loss, what an output takes
+    over from an input, states of an optimizer. Of the last two the operator knows that they are an input and an output.
+    """
+    found = sum(kernel.nbytes * (2 if kernel.name == "loss_and_gradient" else 1) for kernel in kernels)
+    op = kernels[0].op
+    if op is None or name not in ("norms", "pointwise", "update"):
+        return found
+    unread = {"Param"} if op.inputs.get("MasterParam") else set()  # its 16 bits are only written
+    every = [*(v for slot, given in op.inputs.items() if slot not in unread for v in given), *op.output_vars]
+    return max(found, sum(math.prod(v.shape) * v.dtype.itemsize for v in every))
 
 
 def by_class(profile: Any) -> tuple[dict[str, dict[str, float]], list[Any]]:

@@ -7,21 +7,29 @@ beats the optimizer's. AdamW's own `weight_decay` is another thing: it shrinks t
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, ClassVar
 
 from minigraph.program.builder import Builder
+from minigraph.program.whole.settled import Settled
 
 from .errors import AttrError, require
 from .program import Variable
 
 
-class WeightDecayRegularizer:
+def _coefficient(name: str, value: Any) -> float:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    coefficient = float(value) if number else -1.0
+    require(0 <= coefficient < float("inf"), f"{name} must be a number >= 0, is {value!r}", AttrError)
+    return coefficient
+
+
+class WeightDecayRegularizer(Settled):
     """Base: a coefficient, and the term that is added to a gradient."""
 
+    settings: ClassVar[Any] = {"coeff": _coefficient}
+
     def __init__(self, coeff: float = 0.0) -> None:
-        number = isinstance(coeff, numbers.Real) and not isinstance(coeff, bool)
-        require(number and 0 <= coeff < float("inf"), f"coeff must be a number >= 0, is {coeff!r}", AttrError)
-        self.coeff = float(coeff)
+        self.coeff = coeff
 
     def __call__(self, param: Variable, grad: Variable, block: Any = None) -> Variable:
         """Append and return the regularized gradient."""

@@ -262,6 +262,7 @@ class _Compilation:
         self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune,
         parallel: DataParallel | None = None,
     ) -> None:  # fmt: skip
+        program.check_whole()
         self.version, self.fetches, self.source = program.version, fetches, program
         self.whole: list[str] = []
         alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"
@@ -312,7 +313,7 @@ class _Compilation:
         kept   whether `history` keeps the rewrites
         """
         graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
-        positions, blocks = {op: key for key, op in enumerate(graph.ops)}, list[BlockHistory]()
+        positions, blocks = {op: key for key, op in enumerate(graph.ops)} if kept else {}, list[BlockHistory]()
         for op, name, block in sub_programs(graph.ops):
             op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each, kept)
             if self.history is not None:

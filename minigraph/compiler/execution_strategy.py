@@ -58,7 +58,7 @@ class ExecutionStrategy:
         known = self.__dict__
         require(name in known, f"ExecutionStrategy has no field {name!r}", UNKNOWN_ATTR, nearest(name, known))
         if isinstance(known[name], bool):
-            known[name] = as_flag(name, value, or_number=True)
+            known[name] = as_flag(name, value)
             return
         fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0
         require(fits, f"{name} must be an int >= 0, is {value!r}", AttrError)

@@ -32,7 +32,7 @@ def checked(name: str, value: Any, default: Any) -> Any:
     if value is None and wanted is bool:  # Paddle's memory_optimize = None
         value = default
     if wanted is bool:
-        return as_flag(name, value, or_number=True)
+        return as_flag(name, value)
     if wanted is float and type(value) is int:
         value = float(value)
     least = {int: 1, float: 1e-300}.get(wanted)

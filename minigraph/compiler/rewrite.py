@@ -126,7 +126,7 @@ def _take_stop_out(graph: Graph, stop: OpNode) -> None:
     earlier = before.users if before is not None else ()
     graph.remove_op(stop)
     alone = not inner.read_by and inner.source is None
-    if writer is not None and alone and all(op.rank < writer.rank for op in earlier):
+    if writer is not None and alone and all(op.rank <= writer.rank for op in earlier):
         slot, i = _position(writer, inner)
         graph.set_output(writer, slot, i, v)
         graph.remove_var(inner)

@@ -1,4 +1,6 @@
-"""Arguments that are a bool: True and False, also those of NumPy. "no" would count as True, and is refused.
+"""Arguments that are a bool: True, False, 1 and 0, also those of NumPy. "no" would count as True, and is refused.
+
+Paddle's scripts write `keepdim=1`; it takes numbers for nearly all of its flags.
 
 `check_flags` puts the check around public functions, methods and constructors once, when minigraph is imported: each
 parameter with the annotation `bool` or `bool | None` is looked at.
@@ -20,14 +22,16 @@ from . import PACKAGE_FOLDER, AttrError
 KINDS = {"bool": False, "bool | None": True}  # annotation -> whether None fits
 
 
-def as_flag(name: str, value: Any, call: str | None = None, *, or_number: bool = False) -> bool:
-    """`value` as a bool; an AttrError where it is none.
+def is_flag(value: Any) -> bool:
+    """Whether `value` can stand for True or False."""
+    return isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in (0, 1))
 
-    or_number  0 and 1 fit, too: of settings, not of arguments, where 1 may be an axis that stands in a wrong place
-    """
+
+def as_flag(name: str, value: Any, call: str | None = None) -> bool:
+    """`value` as a bool; an AttrError where it is none."""
     if value is True or value is False:
         return value
-    if isinstance(value, np.bool_) or (or_number and isinstance(value, (int, np.integer)) and value in (0, 1)):
+    if is_flag(value):
         return bool(value)
     raise AttrError(f"{name} must be a bool, is {value!r}"[:200], call=call)
 

@@ -27,7 +27,7 @@ class _Single(dict[Position, Edges]):
 class Adjacency(Versions):
     """The edges of variables: v.producer, None where no operator writes it, and v.read_by, {operator: positions}."""
 
-    _ops: dict[Any, None]
+    nodes: dict[Any, None]
 
     def __init__(self, declared: Iterable[str] = ()) -> None:
         super().__init__(declared)
@@ -39,9 +39,9 @@ class Adjacency(Versions):
         import networkx as nx  # late: no compilation needs it
 
         graph: Any = nx.MultiDiGraph()
-        graph.add_nodes_from(self._ops)
+        graph.add_nodes_from(self.nodes)
         graph.add_nodes_from(self.variables)
-        for op in self._ops:
+        for op in self.nodes:
             graph.add_edges_from((v, op, (s, i), {}) for s, vs in op.inputs.items() for i, v in enumerate(vs))
             graph.add_edges_from((op, v, (s, i), {}) for s, vs in op.outputs.items() for i, v in enumerate(vs))
         return graph

@@ -8,7 +8,7 @@ from typing import Any
 from minigraph.program import Block, Operator, Program, Variable, copy_var
 from minigraph.program.blocks.block_numbers import next_number, sub_programs
 from minigraph.program.changes import FixedSlots, SlotVars
-from minigraph.program.variable import RemovedVariable
+from minigraph.program.variable import RemovedVariable, new_variable
 from minigraph.types import TensorType
 
 from .graph import Graph, OpNode, VarNode
@@ -20,25 +20,36 @@ def to_graph(
     """The Graph of a program, or of some of its operators; an operator's rank is its position."""
     graph = kind(program.name, (*fetches, *program.fetched), program.vars)
     nodes: dict[int, OpNode] = {}
-    newest, put_var = graph.newest, graph.put_var
+    newest = graph.newest
 
     def given(v: Variable) -> VarNode:
         """What a variable holds before this run: version 0."""
-        node = put_var(v._name, v.type, v)
+        name = v._name
+        node = newest[name] = VarNode(graph, name, v.type, v)
         node.given = True
         return node
 
     def write(v: Variable) -> VarNode:
         name = v._name
-        if v._persistable and name not in newest:
-            given(v)
-        return put_var(name, v.type, v)
+        before = newest.get(name)
+        if before is None and v._persistable:
+            before = given(v)
+        node = newest[name] = VarNode(graph, name, v.type, v, before)
+        return node
 
     for position, op in enumerate(program.ops if ops is None else ops):
-        inputs = {slot: [newest.get(v._name) or given(v) for v in vs] for slot, vs in op.inputs.items()}
-        outputs = {slot: [write(v) for v in vs] for slot, vs in op.outputs.items()}
+        inputs: dict[str, list[VarNode]] = {}
+        outputs: dict[str, list[VarNode]] = {}
+        for slot, vs in op.inputs.items():
+            if len(vs) == 1:  # as in most slots: a comprehension would take twice as long
+                (v,) = vs
+                inputs[slot] = [newest.get(v._name) or given(v)]
+            else:
+                inputs[slot] = [newest.get(v._name) or given(v) for v in vs]
+        for slot, vs in op.outputs.items():
+            outputs[slot] = [write(vs[0])] if len(vs) == 1 else [write(v) for v in vs]
         nodes[id(op)] = node = OpNode(
-            op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
+            op.opdef, inputs, outputs, op.attrs.copy(), rank=(position,), role=op.role,
             forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
             number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
@@ -58,14 +69,14 @@ def to_program(graph: Graph, source: Program) -> Program:
             used[v.name] = v.type
     variables: dict[str, Variable] = {}
     for name, v in list(source.vars.items()):  # to which another thread may add
-        kept = v.persistable or v.is_data
-        if kept or used.get(name) == v.type:  # else a pass has given the name of what is gone to another value
-            variables[name] = copy_var(v, block)
+        type = used.get(name)
+        if type is v.type or v._persistable or v.is_data or type == v.type:
+            variables[name] = copy_var(v, block)  # else a pass has given the name of what is gone to another value
 
     def variable(node: VarNode) -> Variable:
         known = variables.get(node.name)
         if known is None:
-            known = variables[node.name] = Variable(block, node.name, node.type)
+            known = variables[node.name] = new_variable(block, node.name, node.type)
         return known
 
     operators: dict[OpNode, Operator] = {}
@@ -130,8 +141,8 @@ def _operator(
     attrs = node.attrs if "control" not in node.opdef.traits else dict(node.attrs)  # whose blocks will be others
     return Operator(
         block, node.opdef,
-        FixedSlots([(slot, SlotVars(map(variable, vs))) for slot, vs in node.inputs.items()]),
-        FixedSlots([(slot, SlotVars(map(variable, vs))) for slot, vs in node.outputs.items()]),
+        FixedSlots({slot: SlotVars(map(variable, vs)) for slot, vs in node.inputs.items()}),
+        FixedSlots({slot: SlotVars(map(variable, vs)) for slot, vs in node.outputs.items()}),
         attrs, role=node.role, forward=known.get(node.forward) if node.forward else None,
         grad_slot=node.grad_slot, site=node.site, number=node.number, scope_name=node.scope_name,
     )  # fmt: skip

@@ -46,15 +46,21 @@ class VarNode:
     )  # fmt: skip
 
     def __init__(
-        self, graph: Graph, name: str, version: int, type: TensorType, source: Variable | None = None
+        self, graph: Graph, name: str, type: TensorType, source: Variable | None = None, before: VarNode | None = None
     ) -> None:
-        self.graph, self.name, self.version, self.type, self.source = graph, name, version, type, source
+        """The version of a variable that follows `before`, the first one for None."""
+        self.graph, self.name, self.type, self.source = graph, name, type, source
         self.persistable = source is not None and source._persistable
         self.given = False
-        self.previous_version: VarNode | None = None
+        self.previous_version = before
         self.next_version: VarNode | None = None
         self.producer: OpNode | None = None
         self.read_by: dict[OpNode, Edges] = {}
+        if before is None:
+            self.version = 0
+        else:
+            self.version = before.version + 1
+            before.next_version = self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -154,6 +160,7 @@ class OpNode:
 class Graph(Adjacency):
     """Operators and variables of one program.
 
+    nodes       its operators, in no particular order, as keys
     newest      the newest version of each variable by its name; the versions before it are linked
     fetched     names whose final values the run must give
     declared    names of the Program's variables, which new ones must not take
@@ -167,7 +174,7 @@ class Graph(Adjacency):
         self.changed: dict[OpNode | VarNode, None] = {}
         self.awaits_gradients = False
         self._sorted: list[OpNode] | None = None
-        self._ops: dict[OpNode, None] = {}
+        self.nodes: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
         self._tickets = itertools.count()
 
@@ -175,7 +182,7 @@ class Graph(Adjacency):
     def ops(self) -> list[OpNode]:
         """All operators in the order of their ranks, a valid schedule."""
         if self._sorted is None:
-            self._sorted = sorted(self._ops, key=_rank)
+            self._sorted = sorted(self.nodes, key=_rank)
         return self._sorted
 
     def ops_of(self, types: Iterable[str]) -> list[OpNode]:
@@ -183,7 +190,7 @@ class Graph(Adjacency):
         return sorted([op for t in types for op in self._by_type.get(t, ())], key=_rank)
 
     def __contains__(self, op: OpNode) -> bool:
-        return op in self._ops
+        return op in self.nodes
 
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
@@ -193,10 +200,7 @@ class Graph(Adjacency):
 
     def put_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """As `add_var`, of what counts as no change: the graph of a program is made so."""
-        before = self.newest.get(name)
-        v = self.newest[name] = VarNode(self, name, before.version + 1 if before is not None else 0, type, source)
-        if before is not None:
-            v.previous_version, before.next_version = before, v
+        v = self.newest[name] = VarNode(self, name, type, source, self.newest.get(name))
         return v
 
     def rename_var(self, v: VarNode, name: str) -> None:
@@ -214,7 +218,7 @@ class Graph(Adjacency):
 
     def put(self, op: OpNode) -> None:
         """As `add_op`, of what counts as no change: the graph of a program is made so."""
-        self._ops[op] = self._by_type[op.type][op] = None
+        self.nodes[op] = self._by_type[op.type][op] = None
         self._sorted = None
         self._join(op)
         if op.forward is not None:
@@ -228,8 +232,8 @@ class Graph(Adjacency):
             changed[v] = None
             if v.producer is not None:
                 changed[v.producer] = None
-            if v.previous_version is not None:
-                changed.update(dict.fromkeys(v.previous_version.read_by))
+            if v.previous_version is not None and (readers := v.previous_version.read_by):
+                changed.update(dict.fromkeys(readers))
             if v.next_version is not None and (writer := v.next_version.producer) is not None:
                 changed[writer] = None
 
@@ -254,7 +258,7 @@ class Graph(Adjacency):
     def remove_op(self, op: OpNode) -> None:
         """Take an operator out; its variables stay."""
         changed = self.changed
-        del self._ops[op], self._by_type[op.type][op]
+        del self.nodes[op], self._by_type[op.type][op]
         self._sorted = None
         self._cut(op)
         changed.pop(op, None)

@@ -55,20 +55,22 @@ def _verify_var(graph: Graph, v: VarNode, after: str) -> int:
         follows = earlier is not None and earlier.next_version is v
         if earlier is None or not follows or (earlier.name, earlier.version) != (v.name, v.version - 1):
             raise VerifyError(f"after {after}: {v!r} does not know the version before it")
-    number = 0
+    number, there = 0, graph.nodes
     for reader, positions in v.read_by.items():
-        if reader not in graph:
+        if reader not in there:
             raise VerifyError(f"after {after}: {v!r} is read by {reader}, which is gone")
         slots = reader.inputs
         for slot, i in positions:
-            if slot not in slots or i >= len(slots[slot]) or slots[slot][i] is not v:
+            vs = slots.get(slot, ())
+            if i >= len(vs) or vs[i] is not v:
                 raise VerifyError(f"after {after}: edges and input slots differ", call=reader.call(), site=reader.site)
         number += len(positions)
     return number
 
 
 def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
-    problem, rank = graph.order_problem(op.rank, op.input_vars), op.rank
+    rank = op.rank
+    problem = graph.order_problem(rank, op.input_vars)
     for v in op.output_vars:
         if v.producer is not op:
             problem = problem or _writers(graph, v)
@@ -78,7 +80,7 @@ def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
         for reader in v.read_by:
             if reader.rank <= rank:
                 problem = problem or f"{v.name} is read before by {reader.type}"
-    if op.forward is not None and op.forward not in graph:
+    if op.forward is not None and op.forward not in graph.nodes:
         problem = problem or f"its forward operator {op.forward.label()} is gone"
     _raise(problem, op, after)
 
@@ -90,8 +92,8 @@ def _verify_edges(op: OpNode, after: str) -> None:
 
 
 def _verify_types(op: OpNode, after: str, fitting: set[Hashable]) -> None:
-    """Operators that cannot be told apart fit alike: `fitting` has what did."""
-    slots = [(s, *[v.type for v in vs]) for vars in (op.inputs, op.outputs) for s, vs in vars.items()]
+    """Operators that cannot be told apart fit alike: `fitting` has what did, whose types the graph keeps alive."""
+    slots = [(s, *[id(v.type) for v in vs]) for vars in (op.inputs, op.outputs) for s, vs in vars.items()]
     key = op.opdef, len(op.inputs), *slots, *op.attrs.items()
     if key not in fitting:
         _raise(_type_problem(op), op, after)

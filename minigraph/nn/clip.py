@@ -6,18 +6,30 @@ Parameters with need_clip=False keep their gradients and do not count in the glo
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from minigraph.errors import AttrError, require
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of
+from minigraph.program.whole.settled import Settled
 
 ParamsGrads = list[tuple[Any, Variable]]
 
 
-class ClipGradBase:
+def _number(name: str, value: Any) -> float:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(number and value == value, f"{name} must be a number, is {value!r}", AttrError)
+    return float(value)
+
+
+def _positive(name: str, value: Any) -> float:
+    require(0 < _number(name, value) < float("inf"), f"{name} must be a number > 0, is {value!r}", AttrError)
+    return float(value)
+
+
+class ClipGradBase(Settled):
     """Base: `clip(params_grads)` appends operators and returns [(parameter, clipped gradient)]."""
 
     def __call__(self, params_grads: ParamsGrads) -> ParamsGrads:
@@ -35,9 +47,11 @@ class ClipGradBase:
 class ClipGradByValue(ClipGradBase):
     """Each element limited to [min, max]; min is -max where it is not given."""
 
+    settings: ClassVar[Any] = {"max": _number, "min": _number}
+
     def __init__(self, max: float, min: float | None = None) -> None:
-        self.max = _number("max", max)
-        self.min = _number("min", min) if min is not None else -self.max
+        self.max = max
+        self.min = min if min is not None else -self.max
         require(min is not None or self.max > 0, f"max must be > 0 where min is not given, is {max!r}", AttrError)
         require(self.min <= self.max, f"min {self.min} is greater than max {self.max}", AttrError)
 
@@ -51,8 +65,10 @@ class ClipGradByValue(ClipGradBase):
 class ClipGradByNorm(ClipGradBase):
     """Each gradient times clip_norm / max(its L2 norm, clip_norm)."""
 
+    settings: ClassVar[Any] = {"clip_norm": _positive}
+
     def __init__(self, clip_norm: float) -> None:
-        self.clip_norm = _positive("clip_norm", clip_norm)
+        self.clip_norm = clip_norm
 
     def clip(self, g: Builder, grads: list[Variable]) -> list[Variable]:
         return [_times(g, grad, _factor(g, g.squared_l2_norm(grad), self.clip_norm)) for grad in grads]
@@ -68,8 +84,10 @@ class ClipGradByGlobalNorm(ClipGradBase):
     group, and the factor is always applied (it is 1 where the norm is small).
     """
 
+    settings: ClassVar[Any] = {"clip_norm": _positive}
+
     def __init__(self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False) -> None:
-        self.clip_norm = _positive("clip_norm", clip_norm)
+        self.clip_norm = clip_norm
         self.group_name, self.auto_skip_clip = group_name, auto_skip_clip
 
     def clip(self, g: Builder, grads: list[Variable]) -> list[Variable]:
@@ -101,14 +119,3 @@ def _times(g: Builder, grad: Variable, factor: Variable) -> Variable:
 
 def _as_type(g: Builder, x: Variable, dtype: Any) -> Variable:
     return x if x.dtype == dtype else g.cast(x, dtype=dtype)
-
-
-def _number(name: str, value: Any) -> float:
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    require(number and value == value, f"{name} must be a number, is {value!r}", AttrError)
-    return float(value)
-
-
-def _positive(name: str, value: Any) -> float:
-    require(0 < _number(name, value) < float("inf"), f"{name} must be a number > 0, is {value!r}", AttrError)
-    return float(value)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigraph.errors.flags import is_flag
 from minigraph.types import as_dtype
 
 from .host_function import HostFunction
@@ -65,7 +66,7 @@ def _to_float(value: Any) -> float:
 
 
 def _to_bool(value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
+    if not is_flag(value):
         raise TypeError
     return bool(value)
 

@@ -44,6 +44,7 @@ TRAITS = {
     "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",
     "optimizer": "updates parameters, which have no slope; dropped by clone(for_test=True)",
     "layerwise": "updates an element by norms of its whole parameter, so no rank can update a piece alone",
+    "statistic": "keeps a running statistic of values that others compute with: it runs where those do",
     "collective": "all ranks of a group run it together, in the same order",
     "side_effect": "must run even if none of its outputs is read",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
@@ -257,7 +258,7 @@ class OpDef(Signature):
         if results is None:
             results = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
             results = results if isinstance(results, tuple) else (results,)
-            given = (t for some in inputs.values() for t in some)
+            given = {id(t): t for some in inputs.values() for t in some}.values()  # of many, few are others
             if "control" not in self.traits and all(t.may_be_kept for t in given):  # nor blocks, and their program
                 if len(self._inferred) >= INFERRED_KEPT:
                     self._inferred.clear()

@@ -22,12 +22,12 @@ from minigraph.types import TensorType, broadcast_shapes
 from .fused_elementwise import run_members
 
 
-@op("Out*", traits={"guarded"}, inplace={"Out": "X"}, cpu="minigraph.kernels.cpu.foreach_elementwise:on_lists",
-    gpu="fused.foreach")  # fmt: skip
+@op("Out*", traits={"guarded", "in_place"}, inplace={"Out": "X"},
+    cpu="minigraph.kernels.cpu.foreach_elementwise:on_lists", gpu="fused.foreach")  # fmt: skip
 def foreach_elementwise(X: Arrays, Shared: Arrays = None, *, body: Texts, count: int, rng=(0, 0, 0), lifted=False):  # type: ignore[assignment]
     """The operators of `body` on each of `count` tensors; Out lists y0 of every tensor, then y1 of every one, ...
 
-    X       x0 of every tensor, then x1 of every one, ...: of the tensor's shape, or with one element
+    X       x0 of every tensor, then x1 of every one, ...: of the tensors' shapes, or each with one element
     Shared  values of one element that all tensors read, by the names that follow those of X
     body    lines such as "y0 = scale(X=x0) {scale=0.5}"; its operators work element by element
     """
@@ -59,6 +59,10 @@ def _(X, Shared, *, body, count):
         same = [(t.dtype, first.dtype) for t, first in zip((*X[i::count], *row), (*X[::count], *rows[0]), strict=True)]
         require(all(a == b for a, b in same), f"tensor {i} has other data types than tensor 0", MIXED_TYPES,
                 "one operator for each data type")  # fmt: skip
+    for k in range(len(X) // count):  # kernels read a list in one way
+        pairs = list(zip(X[k * count : (k + 1) * count], (row[0].shape for row in rows), strict=True))
+        alike = all(x.shape == shape or x.size == -1 for x, shape in pairs) or all(x.size in (1, -1) for x, _ in pairs)
+        require(alike, f"x{k} has one element for some tensors, and more for others", hint="expand those of one")
     return ([t for column in zip(*rows, strict=True) for t in column],)
 
 

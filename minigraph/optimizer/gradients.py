@@ -10,6 +10,9 @@ from minigraph.errors import ProgramError, require
 from minigraph.errors.kinds import FOREIGN, NO_GRADIENT
 from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
+from minigraph.types import float32
+
+from .settings import LOW_PRECISION
 
 ParamsGrads = list[tuple[Any, Any]]
 
@@ -37,22 +40,29 @@ def given_gradients(params_grads: Sequence[tuple[Any, Any]]) -> ParamsGrads:
         require(p is not following, f"parameter {p.name} has two gradients", ProgramError)
     first = params[0]
     for p in params:
-        require(
-            p.program is first.program, f"parameters {first.name} and {p.name} belong to two programs,"
-            f" {first.program.name} and {p.program.name}", FOREIGN,
-        )  # fmt: skip
+        if p.block is not first.block:
+            raise FOREIGN(
+                f"parameters {first.name} and {p.name} belong to two programs, {first.program.name} and"
+                f" {p.program.name}"
+            )
     return pairs
 
 
 def scaled(pairs: ParamsGrads, factor: Variable) -> ParamsGrads:
-    """Gradients times a number on the device, each in its own type."""
+    """Gradients times a number on the device, each in its own type; those of 16 bits are rounded once, behind it."""
     g = Builder(pairs[0][1].block)
     scale = g.reshape(factor, shape=())
     typed = {scale.dtype: scale}
-    for _, grad in pairs:
-        if grad.dtype not in typed:
-            typed[grad.dtype] = g.cast(scale, dtype=grad.dtype)
-    return [(p, g.elementwise_mul(grad, typed[grad.dtype])) for p, grad in pairs]
+
+    def times(grad: Variable) -> Variable:
+        wide = float32 if grad.dtype in LOW_PRECISION else grad.dtype
+        if wide not in typed:
+            typed[wide] = g.cast(scale, dtype=wide)
+        if wide == grad.dtype:
+            return g.elementwise_mul(grad, typed[wide])
+        return g.cast(g.elementwise_mul(g.cast(grad, dtype=wide), typed[wide]), dtype=grad.dtype)
+
+    return [(p, times(grad)) for p, grad in pairs]
 
 
 def clipped(pairs: ParamsGrads, clip_of: Callable[[Parameter], Any]) -> ParamsGrads:
@@ -67,4 +77,5 @@ def clipped(pairs: ParamsGrads, clip_of: Callable[[Parameter], Any]) -> ParamsGr
 
 
 def _check_parameter(value: Any) -> None:
-    require(isinstance(value, Parameter), f"{value} is no parameter, an optimizer cannot update it", ProgramError)
+    if not isinstance(value, Parameter):
+        raise ProgramError(f"{value} is no parameter, an optimizer cannot update it")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, ProgramError, call_site, require
@@ -32,6 +32,7 @@ from minigraph.types import FLOATS, TensorType, float64, tensor_type
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
+from .own_rules import append_own, is_own
 from .settings import (
     LOW_PRECISION,
     FixedOnceUsed,
@@ -121,7 +122,7 @@ class Optimizer(FixedOnceUsed):
 
         found_inf   a bool variable: where it is true, a step changes neither parameters nor states
         grad_scale  a float variable that multiplies the gradients first, such as 1 / loss scale: inside the update,
-                    or in the gradient's own type before it where they are clipped or decay
+                    or before it where they are clipped or decay, rounded to their type
         """
         require(key in FLAGS.values(), f"there is no auxiliary variable {key!r}", UNKNOWN_ATTR)
         self._auxiliary_vars[key] = as_variable(var, key)
@@ -187,17 +188,17 @@ class Optimizer(FixedOnceUsed):
         program = params[0].program
         check_first(self._rates, program, self)
         with program.emitting("optimize"):
-            given = self._auxiliary_vars
-            self._shared.flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
-            pairs = clipped(self._scaled(pairs), self._clip_of)
-            pairs = [(p, self._regularized(p, grad)) for p, grad in pairs]
+            self._shared.flags = {s: v for s, key in FLAGS.items() if (v := self._auxiliary_vars.get(key)) is not None}
+            pairs = [(p, self._regularized(p, grad)) for p, grad in clipped(self._scaled(pairs), self._clip_of)]
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared.startup)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
+            update = partial(append_own, self) if self._shared.flags and is_own(self) else self.append_update
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
-                    self.append_update(g, p, grad, rate.times(g, factor))
+                    update(g, p, grad, rate.times(g, factor))
+        self._shared.settle(program, self.grad_clip, self._groups)
         return _lasting(self, program.ops[first:])
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -218,7 +219,7 @@ class Optimizer(FixedOnceUsed):
 
     def _regularized(self, param: Parameter, grad: Variable) -> Variable:
         regularizer = self._regularizer_of(param)
-        return regularizer(param, grad, grad.block) if regularizer is not None else grad
+        return self._shared.used(regularizer)(param, grad, grad.block) if regularizer is not None else grad
 
     def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
@@ -234,9 +235,13 @@ class Optimizer(FixedOnceUsed):
         rate = self._rates.get((program if program is not None else default_main_program()).id)
         return rate.variable if rate is not None else None
 
-    def get_lr(self) -> float:
-        """The learning rate of the next run."""
-        return rate_of(self.learning_rate)
+    def get_lr(self, scope: Scope | None = None) -> float:
+        """The rate of the next run in `scope` (the global one for None); of the default program, else the latest."""
+        number = rate_of(self.learning_rate)
+        rate = self._rates.get(default_main_program().id) or next(reversed(self._rates.values()), None)
+        if rate is None or isinstance(self.learning_rate, LRScheduler):
+            return number
+        return rate.held_in(scope if scope is not None else global_scope(), number)
 
     def set_lr(self, value: float, scope: Scope | None = None) -> None:
         """Set the learning rate of the next step: in `scope`, the global one for None, and in the startup program."""

@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from minigraph.errors import AttrError, raise_unknown, require
-from minigraph.errors.kinds import CONFLICT, MISSING, ORDER, UNKNOWN_ATTR
+from minigraph.errors.kinds import CONFLICT, MISSING, UNKNOWN_ATTR
 from minigraph.program import Variable
+from minigraph.program.whole.settled import Settled
 from minigraph.regularizer import L2Decay, WeightDecayRegularizer
 from minigraph.types import bfloat16, float16
 
 Check = Callable[[str, Any], Any]
 BUILT_IN = frozenset({"learning_rate", "regularization", "grad_clip", "multi_precision"})
+LOW_PRECISION = (float16, bfloat16)
 
 
 def check_of(optimizer: Any, key: str) -> Check:
@@ -37,23 +41,22 @@ def clip_rule(value: Any) -> Any:
     return value
 
 
-class FixedOnceUsed:
-    """Base of an optimizer: what its updates were made with cannot be set after that, which would change nothing."""
+class FixedOnceUsed(Settled):
+    """Base of an optimizer: what its updates were made with cannot be set after that."""
 
     hyper: ClassVar[Mapping[str, Check]] = {}
+    instead = "set_lr(value) sets a learning rate; make another optimizer for another program"
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.hyper or name in BUILT_IN:
-            used = self.__dict__.get("_rates")
-            require(
-                not used, f"{name} is set after minimize, it would have no effect", ORDER,
-                "set_lr(value) sets a learning rate; make another optimizer for another program",
-            )  # fmt: skip
-            value = self.hyper[name](name, value) if name in self.hyper else value
-        object.__setattr__(self, name, value)
+    @property
+    def settings(self) -> Mapping[str, Check]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The hyperparameters, which are the class's."""
+        return self.hyper
+
+    def settled_by(self, name: str) -> str:
+        fixed = name in self.hyper or name in BUILT_IN
+        return "minimize" if fixed and self.__dict__.get("_rates") else ""
 
 
-LOW_PRECISION = (float16, bfloat16)
 def below_one(name: str, value: Any) -> float:
     """`value` as a float in [0, 1)."""
     return check_number(name, value, below=1)
@@ -64,6 +67,13 @@ def positive(name: str, value: Any) -> float:
     number = check_number(name, value)
     require(number > 0, f"{name} must be > 0, is {value!r}", AttrError)
     return number
+
+
+def positive_int(name: str, value: Any) -> int:
+    """`value` as an int > 0."""
+    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0
+    require(fits, f"{name} must be a positive int, is {value!r}", AttrError)
+    return int(value)
 
 
 def function(name: str, value: Any) -> Any:

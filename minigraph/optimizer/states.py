@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, require
-from minigraph.program import Block, Operator, Parameter, Variable, unique_name
+from minigraph.program import Block, Operator, Parameter, Program, Variable, unique_name
 from minigraph.program.block import checked_name, keep
 from minigraph.program.builder import Builder
 from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope
 from minigraph.program.variable import WIDE_SUFFIX
+from minigraph.program.whole.settled import Settled
 from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
 
 from .lr import LRScheduler
@@ -35,6 +36,20 @@ class Shared:
     flags: dict[str, Any] = field(default_factory=dict)  # variables by the slot of an update that reads them
     fills: Fills = field(default_factory=dict)
     updates: dict[Any, Operator] = field(default_factory=dict)
+    rules: list[Any] = field(default_factory=list)  # of weight decay that were called
+
+    def used(self, rule: Any) -> Any:
+        """`rule`, which builds a part of the updates."""
+        self.rules.append(rule)
+        return rule
+
+    def settle(self, program: Program, clip: Any, groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """The updates are there: what they were built with changes nothing from now on."""
+        program.updated = True
+        clips = {id(rule): rule for rule in (clip, *[group.get("grad_clip") for group in groups.values()])}
+        for rule in (*clips.values(), *self.rules):
+            if isinstance(rule, Settled):
+                rule.settle("minimize")
 
     def append(self, g: Builder, op_type: str, read: dict[str, Variable], out: dict[str, Variable], attrs: Any) -> None:
         """Append an update, {slot: variable} of what it reads and writes: what is like one before is not checked again.
@@ -49,8 +64,7 @@ class Shared:
             key = op_type, *read, *out, *[id(v.type) for v in variables], repr(attrs), *stands
             known = self.updates.get(key)
         if known is not None:
-            inputs = {slot: [read[slot]] for slot in known.inputs}
-            block.add_op(known.like({slot: [out[slot]] for slot in known.outputs}, inputs))
+            block.add_op(known.like(out, read))
             return
         g.emit(op_type, **read, **attrs, out=out, needs=WRITTEN)
         if key is not None and program.ops[-1].outputs.keys() <= out.keys():
@@ -73,7 +87,7 @@ def persistable(
     what = type, repr(value)  # unlike ==, it tells 0.0 from -0.0 and 1 from True
     known = fills.get(what)
     if known is not None:
-        return own, startup.add_op(known.like({"Out": [initial]}))
+        return own, startup.add_op(known.like({"Out": initial}))
     Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
     fills[what] = startup.ops[-1]
     return own, startup.ops[-1]
@@ -144,6 +158,13 @@ class Rate:
         if factor not in self.scaled:
             self.scaled[factor] = g.scale(self.variable, scale=factor)
         return self.scaled[factor]
+
+    def held_in(self, scope: Scope, number: float) -> float:
+        """The value in `scope`; `number` where there is none, and where it is the rounding of `number`."""
+        if not scope.has(self.variable.name):
+            return number
+        held = scope.read(self.variable.name).reshape(())
+        return number if held == held.dtype.type(number) else float(held)
 
     def set(self, value: float, scope: Scope) -> None:
         """Write another value into `scope` and the startup program."""

@@ -24,17 +24,32 @@ class Wrapping:
 
 
 @contextmanager
-def all_or_nothing(program: Program, startup: Program | None) -> Iterator[Program]:
+def all_or_nothing(program: Program, startup: Program | None, optimizer: Any) -> Iterator[Program]:
     """Both programs, the default ones inside, stay as they were where something is refused; gives the startup program.
 
-    startup  the default one for None
+    startup    the default one for None
+    optimizer  stays as it was, too, with all that it wraps
     """
     startup = startup if startup is not None else default_startup_program()
     with (
         program_guard(program, startup), as_before_on_error(program.global_block()),
-        as_before_on_error(startup.global_block()),
+        as_before_on_error(startup.global_block()), _facts_on_error(optimizer),
     ):  # fmt: skip
         yield startup
+
+
+@contextmanager
+def _facts_on_error(optimizer: Any) -> Iterator[None]:
+    """Where something is refused inside, the layers of an optimizer are what they were, and fixed no more."""
+    before = [(layer, dict(vars(layer))) for layer in layers_of(optimizer)]
+    rates = [dict(facts.get("_rates", {})) for _, facts in before]
+    try:
+        yield
+    except BaseException:
+        for (layer, facts), known in zip(before, rates, strict=True):
+            vars(layer).clear()
+            vars(layer).update(facts | ({"_rates": known} if "_rates" in facts else {}))
+        raise
 
 
 def layers_of(optimizer: Any) -> Iterator[Any]:

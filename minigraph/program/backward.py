@@ -21,7 +21,7 @@ from .blocks.open_blocks import building
 from .builder import Builder, GradNeeds, as_list, rule_gradients, whole
 from .program import Block, Operator, Parameter, Variable
 from .prune import GRADIENTS
-from .variable import check_is_of
+from .variable import check_is_of, new_variable
 
 AFTER_UPDATES = (
     "the program updates its parameters already: minimize the sum of the losses, or call backward() of every optimizer"
@@ -314,7 +314,7 @@ class _GradBuilder(GradNeeds, Builder):
     def new_var(self, op: Operator, prefix: str, type: TensorType) -> Variable:
         if prefix is not NEW_PREFIX:
             return super().new_var(op, prefix, type)
-        v = Variable(self.block, f"{NEW_PREFIX}{self.block.program.next_number()}", type, site=op.site)
+        v = new_variable(self.block, f"{NEW_PREFIX}{self.block.program.next_number()}", type, site=op.site)
         return self.block._add(v)
 
 

@@ -25,7 +25,7 @@ from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
-from .variable import Parameter, Variable
+from .variable import Parameter, Variable, new_variable
 
 if TYPE_CHECKING:
     from .program import Program
@@ -112,16 +112,16 @@ class Block(PartOfProgram):
     def whole(self) -> Iterator[None]:
         """Operators appended inside stay only if all are accepted."""
         ops, variables, numbered = len(self.ops), len(self.vars), self.program.numbered
-        try:
-            yield
-        except BaseException:
-            del self.ops[ops:]
-            while len(self.vars) > variables:
-                dict.popitem(self.vars)
-            self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
-            self.program.numbered = numbered
-            self.program.version += 1
-            raise
+        with self.program.being_changed():
+            try:
+                yield
+            except BaseException:
+                del self.ops[ops:]
+                while len(self.vars) > variables:
+                    dict.popitem(self.vars)
+                self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
+                self.program.numbered, self.program.version = numbered, self.program.version + 1
+                raise
 
     def append_op(
         self,
@@ -247,7 +247,7 @@ def _check_all_ranks_come(program: Program, opdef: Any) -> None:
 def keep(block: Block, name: str, type: TensorType) -> Variable:
     """Add a persistable variable through which no gradient flows; its name is fit and free."""
     program = block.program
-    made = Variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
+    made = new_variable(block, name, type, persistable=True, stop_gradient=True, site=program.site or call_site())
     dict.__setitem__(block.vars, name, made)  # nothing else changes
     program.version += 1
     return made

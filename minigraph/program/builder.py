@@ -18,6 +18,7 @@ from . import unique_name
 from .blocks.open_blocks import building
 from .known import holds_variables, with_known
 from .program import Block, Operator, Variable, default_main_program, default_startup_program
+from .variable import new_variable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +76,7 @@ class Builder:
         return unique_name.generate(op_type) + ".tmp"
 
     def new_var(self, op: Operator, prefix: str, type: TensorType) -> Variable:
-        v = Variable(
+        v = new_variable(
             self.block, unique_name.generate(prefix), type, stop_gradient=not op.opdef.differentiable, site=op.site
         )
         return self.block._add(v)

@@ -10,7 +10,7 @@ Reading costs what it costs with a list or a dict. Each change is made whole or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minigraph.errors import MinigraphError, ProgramError, require, shortened
@@ -101,7 +101,8 @@ class Vars(dict[str, Any]):
         """Give a variable another name; one that a block takes keeps its place, which is that of its value."""
         variable, program = self[old], self.block.program
         variable.__dict__["_name"] = new
-        program.fetched = tuple(new if name == old else name for name in program.fetched)
+        if old in program.fetched:
+            program.fetched = tuple(new if name == old else name for name in program.fetched)
         if variable.is_data or variable.persistable:
             after = {new if name == old else name: v for name, v in self.items()}
             dict.clear(self)
@@ -159,7 +160,12 @@ def fixed(slots: dict[str, list[Variable]]) -> FixedSlots:
     """Slots of an operator that comes to stand in a Block; operators may share them, since they do not change."""
     if type(slots) is FixedSlots:
         return slots
-    return FixedSlots([(slot, SlotVars(vs)) for slot, vs in slots.items()])
+    return FixedSlots({slot: SlotVars(vs) for slot, vs in slots.items()})
+
+
+def one_each(slots: Iterable[str], variables: Mapping[str, Variable]) -> FixedSlots:
+    """These slots, each with the one variable that has its name among `variables`."""
+    return FixedSlots({slot: SlotVars((variables[slot],)) for slot in slots})
 
 
 def attrs_of(op: Operator) -> Attrs:

@@ -14,13 +14,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from contextvars import ContextVar, Token
-from typing import Any, Generic, TypeVar
+from functools import partial, wraps
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from minigraph.errors.kinds import NESTED
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 _mark: ContextVar[None] = ContextVar("minigraph mark")  # only a context that set it takes its tokens back
@@ -88,6 +90,56 @@ class Guards(Generic[T]):
             except BaseException:  # an interrupt: it is over for all
                 entry.open = False
                 raise
+
+
+_entered: ContextVar[tuple[object, ...]] = ContextVar("minigraph entered", default=())
+
+
+class Reusable(ContextDecorator, Generic[T]):
+    """A guard that may be entered again: after its end, inside itself, and in several threads at once.
+
+    open  (mark, what was entered) of each that has not ended; a context has the marks of those entered in it
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._open = make, list[tuple[object, Any]]()
+
+    def __enter__(self) -> T:
+        own = object(), self._make()
+        try:
+            self._open.append(own)
+            _entered.set((*_entered.get(), own[0]))
+            return own[1].__enter__()
+        except BaseException:  # an interrupt may come behind the last step
+            self._end(own)
+            raise
+
+    def __exit__(self, *problem: Any) -> Any:
+        own = self._open[-1]
+        try:
+            here = _entered.get()
+            own = [own, *[one for one in self._open if one[0] in here]][-1]
+            return own[1].__exit__(*problem)
+        finally:
+            self._end(own)
+
+    def _end(self, own: tuple[object, Any]) -> None:
+        own[1].gen.close()
+        if own in self._open:
+            self._open.remove(own)
+        _entered.set(tuple([mark for mark in _entered.get() if mark is not own[0]]))
+
+
+def reusable(function: Callable[P, Iterator[T]]) -> Callable[P, Reusable[T]]:
+    """As contextmanager; what `function` gives is made anew each time that the guard is entered."""
+
+    make = contextmanager(function)
+
+    @wraps(function)
+    def guard(*args: P.args, **kwargs: P.kwargs) -> Reusable[T]:
+        return Reusable(partial(make, *args, **kwargs))
+
+    return guard
 
 
 class Turn:

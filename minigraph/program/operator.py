@@ -43,16 +43,18 @@ class Operator(PartOfProgram):
         self.role, self.forward, self.grad_slot, self.site = role, forward, grad_slot, site
         self.number, self.scope_name = number, scope_name
 
-    def like(self, outputs: Slots, inputs: Slots | None = None) -> Operator:
+    def like(self, written: Mapping[str, Variable], read: Mapping[str, Variable] | None = None) -> Operator:
         """An Operator of this Block, not in it yet, that differs in the variables of its slots, but not in their types.
 
-        inputs   what it reads in the slots of this one; the same variables for None
+        written, read   {slot: variable} of what it writes and reads in the slots of this one, which hold one variable
+                        each; it reads the same variables for None
         What was checked for this one holds for it. Role, user's line and name scope are the same.
         """
+        one_each = changes.one_each
         return Operator(
-            self.block, self.opdef, changes.fixed(self.inputs if inputs is None else inputs), changes.fixed(outputs),
-            self.attrs, role=self.role, forward=self.forward, grad_slot=self.grad_slot, site=self.site,
-            scope_name=self.scope_name,
+            self.block, self.opdef, self.inputs if read is None else one_each(self.inputs, read),
+            one_each(self.outputs, written), self.attrs, role=self.role, forward=self.forward,
+            grad_slot=self.grad_slot, site=self.site, scope_name=self.scope_name,
         )  # fmt: skip
 
     def seal(self) -> None:

@@ -32,7 +32,7 @@ from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 from .block import Block
 from .blocks.block_numbers import next_number, numbered_blocks
 from .blocks.open_blocks import building
-from .context import Guards
+from .context import Guards, reusable
 from .copies import NotPickled
 from .operator import ROLES, Operator, Slots, describe_call
 from .prune import ops_for_test
@@ -41,6 +41,7 @@ from .text.dump import dump
 from .text.html import folded, text
 from .text.summary import Summary, summary_of
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
+from .whole.changing import Changing
 
 __all__ = [
     "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "copy_var",
@@ -52,7 +53,7 @@ class Origin:
     """Stands for a program and all its rewritings; nobody keeps it but these."""
 
 
-class Program(NotPickled):
+class Program(Changing, NotPickled):
     """A list of operators over variables; `print(program)` shows one operator per line.
 
     version   counts changes, so that plans made for an older state are not reused
@@ -184,7 +185,7 @@ class Program(NotPickled):
         reads it; what `static.gradients` appended stays where forward values need it.
         Parameters are shared through the Scope by their names.
         """
-        return self.copied(ops_for_test(self.ops) if for_test else list(self.ops), for_test)
+        return self.copied((ops_for_test if for_test else list)(self.whole_ops()), for_test)
 
     def empty(self) -> Program:
         """A new program of this name without operators."""
@@ -233,12 +234,7 @@ class Program(NotPickled):
 
         Nothing is changed unless all of them fit.
         """
-        checked = _checked_state(self, state_dict)
-        scope = scope if scope is not None else global_scope()
-        with scope.lock, scope.turn.begin(), scope.replacing(checked, "a set_state_dict"):
-            for name, array in checked.items():
-                scope.take(name, array)
-            scope.were_set(checked)
+        set_states(scope if scope is not None else global_scope(), checked_state(self, state_dict), "set_state_dict")
 
     def __str__(self) -> str:
         return self.to_string()
@@ -247,7 +243,15 @@ class Program(NotPickled):
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
 
 
-def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def set_states(scope: Scope, values: Mapping[str, np.ndarray], call: str) -> None:
+    """Let `call` give these values, which `checked_state` made and nobody else has."""
+    with scope.lock, scope.turn.begin(), scope.replacing(values, f"a {call}"):
+        for name, array in values.items():
+            scope.take(name, array)
+        scope.were_set(values)
+
+
+def checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The values as arrays, if each of them fits its variable."""
     if not isinstance(state_dict, Mapping):
         raise ProgramError(f"state_dict must be a dict, is {shortened(repr(state_dict))}")
@@ -273,7 +277,15 @@ def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Program:
-    """A copy of a program with some of its operators."""
+    """A copy of a program with some of its operators; refused where another thread takes parts out meanwhile."""
+    try:
+        return _copied_at_once(program, kept, for_test)
+    except KeyError as problem:  # a variable that an operator uses
+        changed = f"program {program.name} was changed by another thread while it was copied"
+        raise ProgramError(changed, hint="build in one thread, then clone") from problem
+
+
+def _copied_at_once(program: Program, kept: Sequence[Operator], for_test: bool) -> Program:
     copy = program.empty()
     copy.random_seed, copy.fetched = program.random_seed, program.fetched
     used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
@@ -294,6 +306,7 @@ def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Progr
             site=op.site, number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
     copy.block0.fill(copies.values(), copied.values())
+    copy.updated = program.updated
     copy.numbered, copy.loaders = next_number(program.ops), list(program.loaders)
     if not for_test:
         copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in program.lr_schedulers if v.name in copy.vars]
@@ -332,7 +345,7 @@ def default_startup_program() -> Program:
     return _guards.innermost(_default)[1]
 
 
-@contextmanager
+@reusable
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
     """Make these the default programs inside the block, for the thread that enters it."""
     for program in (main_program, startup_program):
@@ -345,7 +358,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
         yield
 
 
-@contextmanager
+@reusable
 def name_scope(prefix: str) -> Iterator[None]:
     """Mark the operators appended inside with `prefix/`, for reading dumps and drawings."""
     require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", NAME)

@@ -23,6 +23,39 @@ def pruned_ops(
     A fetched value that an update writes, a parameter, is read after the updates that run and asks for none.
     """
     updates = {op for op in ops if op.role == "optimize"} if prune is True else set(prune or ())
+    kept = _needed(ops, fetches, updates, fed)
+    while prune and (beside := _beside(ops, kept)):
+        updates |= beside
+        kept = _needed(ops, fetches, updates, fed)
+    return kept
+
+
+def _beside(ops: Sequence[Operator], kept: Sequence[Operator]) -> set[Operator]:
+    """Operators that step a state which others read that are kept: a loss scale, a count of runs, a running average.
+
+    Without them each run would read the same. A running average goes with those of its batches that are computed.
+    """
+    read, stands = {name for op in kept for name in op.input_arg_names}, set(kept)
+    return {op for op in ops if op not in stands and not read.isdisjoint(_stepped(op, read))}
+
+
+def _stepped(op: Operator, read: Collection[str]) -> list[str]:
+    """The states that an operator writes for those that read them. Parameters, which updates write, are chosen.
+
+    read  what operators read that are kept
+    """
+    traits = op.opdef.traits
+    if "statistic" in traits:
+        return op.output_arg_names if all(name in read for name in op.input_arg_names) else []
+    if op.role != "optimize" or "optimizer" in traits:
+        return []
+    return [v.name for v in op.output_vars if v.persistable and not v.is_parameter]
+
+
+def _needed(
+    ops: Sequence[Operator], fetches: Collection[str], updates: Collection[Operator], fed: Collection[str]
+) -> list[Operator]:
+    """These updates, and what they and the fetched values depend on."""
     makers: dict[str, Operator] = {}
     for op in ops if fed else ():
         for name in op.output_arg_names:

@@ -9,7 +9,7 @@ each rank, and no rewrite can take it across them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minigraph.errors import ProgramError, require
@@ -59,26 +59,37 @@ def is_collective(program: Program) -> bool:
 
 
 def gradients_of(program: Program) -> list[Variable]:
-    """The gradients that updates read, before clipping and the like, in the order in which they are written."""
+    """The gradients that updates read, before clipping and the like, in the order in which they are written.
+
+    An update is an operator of an optimizer, or one of yours that writes a parameter.
+    """
     writers: dict[str, Operator] = {}  # the operator that writes a variable last, as the walk below gets on
+    later = {name: op for op in program.ops for name in op.output_arg_names}
     found: dict[str, Variable] = {}
     for op in program.ops:
         if "optimizer" in op.opdef.traits and op.role == "optimize":
             for grad, param in zip(op.inputs["Grad"], op.inputs["Param"], strict=True):
-                own = {v.name: v for v in _begins_at(grad, writers) if v.type.is_float}
+                own = {v.name: v for v in _begins_at([grad], writers, {}) if v.type.is_float}
                 require(own, f"the update of {param.name} reads no gradient that ranks could reduce", ProgramError)
                 found |= own
+        elif op.role != "backward" and any(getattr(v, "trainable", False) for v in op.output_vars):
+            found |= {v.name: v for v in _begins_at(op.input_vars, writers, later) if v.type.is_float}
         writers.update((v.name, op) for v in op.output_vars)
     order = {name: i for i, op in enumerate(program.ops) for name in op.output_arg_names}
     return sorted(found.values(), key=lambda v: order[v.name])
 
 
-def _begins_at(grad: Variable, writers: dict[str, Operator]) -> Iterator[Variable]:
-    """What a gradient is made of behind backward: the values that operators of backward have written."""
-    waiting, seen = [grad], set[str]()
+def _begins_at(
+    values: Iterable[Variable], writers: Mapping[str, Operator], later: Mapping[str, Operator]
+) -> Iterator[Variable]:
+    """What values are made of behind backward: those that operators of backward have written.
+
+    later  who writes what nobody has written yet: a state that the run before has made of its gradients
+    """
+    waiting, seen = [*values], set[str]()
     while waiting:
         v = waiting.pop()
-        op = writers.get(v.name)
+        op = writers.get(v.name) or later.get(v.name)
         if v.name in seen or op is None:
             continue
         seen.add(v.name)
@@ -128,5 +139,5 @@ def _seed(program: Program, loss_name: str) -> Operator:
             return op
     raise ProgramError(
         f"{loss_name} is not the loss of which program {program.name} takes gradients",
-        hint="loss_name is the name of what was given to minimize(), and minimize comes first",
+        hint="loss_name is the name of what was given to minimize() or append_backward(), which comes first",
     )

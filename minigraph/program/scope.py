@@ -21,7 +21,7 @@ from minigraph.errors.kinds import (
 )
 from minigraph.types import NO_ARRAY, SHORT_NAMES, as_numpy, in_one_piece, in_type, why_no_array
 
-from .context import Guards, Turn, held_elsewhere, renewed_in_child
+from .context import Guards, Turn, held_elsewhere, renewed_in_child, reusable
 from .copies import NotPickled
 
 FAULTS_KEPT = 16
@@ -50,11 +50,9 @@ class ScopeTensor(NotPickled):
             raise NO_NUMBERS(f"value of {self._name} is {why_no_array(array, problem)}") from None
         old, known = self._scope.arrays.get(self._name), new.dtype.newbyteorder("=") in SHORT_NAMES
         if old is None:  # of `scope.var`
-            require(known, f"value of {self._name} is an array of {new.dtype}, which is no data type", NO_NUMBERS)
             return self._scope.write(self._name, new)
-        require(
-            new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
-        )
+        shapes = f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}"
+        require(new.shape == old.shape, shapes, ShapeError)
         fits = new.dtype == old.dtype or (known and np.can_cast(new.dtype, old.dtype, "same_kind"))
         typed = in_type(new, old.dtype) if fits else None
         if typed is None:
@@ -247,7 +245,9 @@ class Scope(Torn, NotPickled):
     def write(self, name: str, array: Any) -> None:
         """Set a value to that of an array, of the host or of a GPU; the Scope keeps a copy of its own."""
         on_gpu = hasattr(array, "__cuda_array_interface__") and hasattr(array, "copy")
-        self.take(name, array.copy() if on_gpu else _copied(name, array))
+        new = array.copy() if on_gpu else _copied(name, array)
+        require(new.dtype in SHORT_NAMES, f"value of {name} is an array of {new.dtype}, no data type", NO_NUMBERS)
+        self.take(name, new)
         self.were_set([name])
 
     def take(self, name: str, array: Any) -> None:
@@ -392,7 +392,7 @@ def global_scope() -> Scope:
     return _guards.innermost(_default)
 
 
-@contextmanager
+@reusable
 def scope_guard(scope: Scope) -> Iterator[None]:
     """Make `scope` the global one inside the block, for the thread that enters it."""
     require(isinstance(scope, Scope), f"scope_guard takes a Scope, not {scope!r}", ProgramError)

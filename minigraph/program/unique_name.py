@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from minigraph.errors import ProgramError, require
 
-from .context import Guards
+from .context import Guards, reusable
 
 
 @dataclass
@@ -51,7 +50,7 @@ def switch(new_generator: _Names | None = None, new_para_name_checker: Any = Non
     return before, new_para_name_checker
 
 
-@contextmanager
+@reusable
 def guard(new_generator: str | None = None) -> Iterator[None]:
     """Count from zero inside the block, so that a network built twice has the same names twice.
 

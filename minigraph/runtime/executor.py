@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +29,7 @@ from minigraph.types import TensorType
 
 from . import flags
 from .backend import RunnablePlan
-from .checkpoint.masters import checked_masters, follow
+from .checkpoint.masters import bring_up, checked_masters
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, feed_types, loaded, only_feed
@@ -51,13 +51,29 @@ WARNED_AFTER = 8  # plans of these that were made again
 class KeptPlans(OrderedDict[Any, RunnablePlan]):
     """The plans of an Executor by what they were made for, the one that ran last at the end.
 
-    gone   programs with their fetches whose plans had to make room;  again: of these, how often one came again
+    gone    programs with their fetches whose plans had to make room;  again: of these, how often one came again
+    counts  how many plans there are of a program with its fetches
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.gone: dict[Any, None] = {}
         self.again = 0
+        self.counts = Counter[Any]()
+
+    def __setitem__(self, key: tuple[Any, ...], plan: RunnablePlan) -> None:
+        self.counts[key[:-1]] += key not in self
+        super().__setitem__(key, plan)
+
+    def __delitem__(self, key: tuple[Any, ...]) -> None:
+        super().__delitem__(key)
+        self.counts[key[:-1]] -= 1
+        if not self.counts[key[:-1]]:
+            del self.counts[key[:-1]]
+
+    def clear(self) -> None:
+        super().clear()
+        self.counts.clear()
 
     def make_room(self, key: tuple[Any, ...]) -> bool:
         """For the plan that was made last: of what is too much, that goes which was not used for longest.
@@ -65,17 +81,17 @@ class KeptPlans(OrderedDict[Any, RunnablePlan]):
         Whether something went.
         """
         program, there = key[:-1], len(self)
-        own = [k for k in self if k[:-1] == program]
-        gone = own[: len(own) > PLANS_KEPT]
-        if len(own) > LEAST_KEPT and len(own) % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
-            gone = own[:-LEAST_KEPT]
+        count, left = self.counts[program], PLANS_KEPT
+        if count > LEAST_KEPT and count % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
+            left = LEAST_KEPT
+        gone = [k for k in self if k[:-1] == program][:-left] if count > left else []
         for k in gone:
             del self[k]
-        if len(own) == 1 and program in self.gone:
+        if count == 1 < there and program in self.gone:  # alone, after all went for lack of memory, it took no turn
             self.again += 1
             if self.again == WARNED_AFTER:
                 _warn_of_turns(self.again, [plan.seconds for k, plan in self.items() if k != key])
-        others = there - len(gone) - len(own)
+        others = there - count
         programs = list(dict.fromkeys(k[:-1] for k in reversed(self))) if others >= PROGRAMS_KEPT else []
         for other in programs[PROGRAMS_KEPT:]:
             for k in [k for k in self if k[:-1] == other]:
@@ -226,6 +242,7 @@ class Executor(NotPickled):
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
+            program.check_whole()
             start = time.perf_counter()
             with without_collection():
                 try:
@@ -236,6 +253,7 @@ class Executor(NotPickled):
                     self._plans.clear()  # they can be made again, and hold memory until then
                     self._latest = None
                     plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
+            program.check_whole()
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             if self._plans.make_room(key):
@@ -244,8 +262,8 @@ class Executor(NotPickled):
         if self._latest is None or not known:
             own = source if isinstance(source, Program) else source.before
             self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now,
-                                  program, program.version, checked_masters(own))  # fmt: skip
-        ready = Ready(key, plan, _acts_alone(plan, program))
+                                  program, program.version, checked_masters(own), _writes(program))  # fmt: skip
+        ready = Ready(key, plan, self._latest.writes and not isinstance(plan, AgreedPlan))
         self._latest.keep(arrays, ready)
         return self._latest, ready, arrays
 
@@ -304,7 +322,7 @@ def _bring_up(scope: Scope, latest: Latest, alone: bool) -> None:
     if alone:
         scope.disagree()
     if latest.masters and not present().rank:  # what rank 0 has comes to the others
-        follow(scope, latest.own, latest.masters)
+        bring_up(scope, latest.own, latest.masters)
 
 
 def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:
@@ -318,8 +336,9 @@ def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:
     )
 
 
-def _acts_alone(plan: Any, program: Program) -> bool:
-    return not isinstance(plan, AgreedPlan) and any(v.persistable for op in program.ops for v in op.output_vars)
+def _writes(program: Program) -> bool:
+    """Whether a program changes values of the Scope."""
+    return any(v.persistable for op in program.ops for v in op.output_vars)
 
 
 def _host_is_full() -> bool:

@@ -33,7 +33,8 @@ class Latest:
     settings      those of the backend
     own, version  the user's Program in it, and how often that had been changed
     rewritten     how often the program that runs had been changed
-    masters       {parameter: its float32 copy} by name
+    masters       {16-bit persistable that it writes: its float32 copy, or ""} by name
+    writes        whether the program that runs changes values of the Scope
     ready         the plans that are there for this call, by name, array class, type and shape of each feed
     kinds         these classes
     """
@@ -50,6 +51,7 @@ class Latest:
     program: Program
     rewritten: int
     masters: dict[str, str]
+    writes: bool
     ready: dict[Any, Ready] = field(default_factory=dict)
     kinds: set[type] = field(default_factory=set)
 

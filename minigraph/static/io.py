@@ -20,6 +20,7 @@ import numpy as np
 from minigraph.errors import ProgramError, UninitializedError, nearest, require
 from minigraph.errors.kinds import NAME, OTHER_PROGRAM, UNKNOWN_NAME
 from minigraph.program import Parameter, Program, Variable, default_main_program
+from minigraph.program.program import checked_state, set_states
 from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.checkpoint.commit import State, commit
 from minigraph.runtime.checkpoint.paths import (
@@ -82,8 +83,8 @@ def load_vars(
         require(not missing, f"{shown(str(path))} does not have {', '.join(missing)}", ProgramError)
         for v in chosen:
             values.setdefault(v.program, {})[v.name] = arrays[v.name]
-    for program, own in values.items():
-        program.set_state_dict(own)
+    checked = [checked_state(program, own) for program, own in values.items()]
+    set_states(global_scope(), {name: array for own in checked for name, array in own.items()}, "load_vars")
 
 
 def _files(
@@ -252,6 +253,7 @@ def _checked(
 def _check_program(program: Any, call: str) -> None:
     if not isinstance(program, Program):
         raise ProgramError(f"program must be a Program, is {program!r}"[:200], call=call)
+    program.check_whole()
 
 
 __all__ = ["load", "load_program_state", "save", "set_program_state"]

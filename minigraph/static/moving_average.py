@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from minigraph.errors import AttrError, require
+from minigraph.errors import require
 from minigraph.errors.kinds import NO_GRADIENT, NOT_OFFERED, ORDER
 from minigraph.optimizer.averages import Averages
+from minigraph.optimizer.settings import below_one
 from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
+from minigraph.program.whole.settled import Settled, as_it_is
 from minigraph.types import int64, tensor_type
 
 
-class ExponentialMovingAverage(Averages):
+class ExponentialMovingAverage(Settled, Averages):
     """average = decay * average + (1 - decay) * parameter, in each run, of all trainable parameters.
 
         optimizer.minimize(loss)
@@ -30,11 +32,11 @@ class ExponentialMovingAverage(Averages):
     thres_steps  only None: a decay that grows with the number of runs is not here
     """
 
+    settings: ClassVar[Any] = {"decay": below_one, "name": as_it_is}
+
     def __init__(self, decay: float = 0.999, thres_steps: Any = None, name: str | None = None) -> None:
-        fits = isinstance(decay, (int, float)) and not isinstance(decay, bool) and 0 <= decay < 1
-        require(fits, f"decay must be a number in [0, 1), is {decay!r}", AttrError)
         require(thres_steps is None, "thres_steps is not here yet", NOT_OFFERED, "a constant decay: thres_steps=None")
-        self.decay, self.name = float(decay), f"{name}." if name else ""
+        self.decay, self.name = decay, f"{name}." if name else ""
         super().__init__()
         self.averages: dict[Parameter, Variable] = {}
         self.runs: Variable | None = None
@@ -58,16 +60,17 @@ class ExponentialMovingAverage(Averages):
                 g.elementwise_add(old, new, out={"Out": average})
                 averages[p] = average
         self.averages, self.runs = averages, runs
+        self.settle("update")
 
-    def means(self, scope: Scope) -> dict[str, np.ndarray]:
-        """The averages by the names of parameters; none before the first run."""
+    def means(self, scope: Scope) -> dict[Parameter, np.ndarray]:
+        """The averages of parameters; none before the first run."""
         require(self.runs is not None, "update was not called while the program was built", ORDER)
         assert self.runs is not None
         share = 1 - self.decay ** int(scope.read(self.runs.name)[0])
         averages = {p: scope.read(a.name) for p, a in self.averages.items()}
-        return {p.name: (a / share).astype(p.dtype) for p, a in averages.items()} if share > 0 else {}
+        return {p: (a / share).astype(a.dtype) for p, a in averages.items()} if share > 0 else {}
 
     @property
-    def averaged(self) -> list[str]:
-        """The names of the parameters."""
-        return [p.name for p in self.averages]
+    def averaged(self) -> dict[Parameter, Variable]:
+        """The parameters."""
+        return self.averages

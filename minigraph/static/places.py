@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from minigraph import cuda
 from minigraph.errors import AttrError, require
+from minigraph.program.context import reusable
 from minigraph.types import CPUPlace, CUDAPlace
 
 
@@ -23,7 +23,7 @@ def cuda_places(device_ids: Sequence[int] | None = None) -> list[CUDAPlace]:
     return [CUDAPlace(i) for i in (device_ids if device_ids is not None else range(cuda.device_count()))]
 
 
-@contextmanager
+@reusable
 def device_guard(device: str | None = None) -> Iterator[None]:
     """`with device_guard("gpu:0"):`, which changes nothing: a program runs at the place of its Executor.
 

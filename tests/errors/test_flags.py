@@ -54,7 +54,7 @@ def test_every_flag_of_every_public_name_is_looked_at():
     found, wrong = flags(), []
     assert len(found) > 230
     for (name, argument), (function, parameter) in found.items():
-        for value in ("no", 2, 1, np.array([True, False])):
+        for value in ("no", 2, -1, 1.0, np.array([True, False])):
             try:
                 function(*[None] * (name == "Executor.run"), **{argument: value})
                 wrong.append(f"{name}({argument}={value!r}) is taken")
@@ -75,7 +75,7 @@ def test_every_flag_of_every_public_name_is_looked_at():
 def test_no_check_refuses_what_is_a_bool():
     """A call without its other arguments fails for that reason, not for the flag."""
     for (name, argument), (function, parameter) in flags().items():
-        values = [True, np.True_, np.bool_(0)] + [None] * ("None" in str(parameter.annotation))
+        values = [True, np.True_, np.bool_(0), 0, 1, np.int64(1)] + [None] * ("None" in str(parameter.annotation))
         for value in values if name != "Executor.run" and parameter.default is not inspect.Parameter.empty else ():
             with suppress(Exception):
                 function(**{argument: value})
@@ -85,16 +85,17 @@ def test_no_check_refuses_what_is_a_bool():
             assert f"{argument} must be" not in str(caught.value), name
 
 
-def test_numpys_bools_do_what_pythons_do():
+@pytest.mark.parametrize(("yes", "no"), [(np.True_, np.False_), (1, 0), (np.int32(1), np.int32(0))])
+def test_what_stands_for_a_bool_does_what_it_does(yes, no):
     x = static.data("x", [2, 3])
-    assert mg.sum(x, axis=1, keepdim=np.True_).shape == (2, 1)
-    assert mg.sum(x, 1, None, np.bool_(0)).shape == (2,)
-    assert x.sum(axis=1, keepdim=np.True_).shape == (2, 1)
-    assert static.default_main_program().clone(for_test=np.True_).ops
+    assert mg.sum(x, axis=1, keepdim=yes).shape == (2, 1)
+    assert mg.sum(x, 1, None, no).shape == (2,)
+    assert x.sum(axis=1, keepdim=yes).shape == (2, 1)
+    assert static.default_main_program().clone(for_test=yes).ops
     exe = static.Executor()
-    (value,) = exe.run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[mg.sum(x)], return_numpy=np.True_)
+    (value,) = exe.run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[mg.sum(x)], return_numpy=yes)
     assert type(value) is np.ndarray and value == 6
-    optimizer = mg.optimizer.Momentum(0.1, use_nesterov=np.True_, multi_precision=np.False_)
+    optimizer = mg.optimizer.Momentum(0.1, use_nesterov=yes, multi_precision=no)
     assert optimizer.use_nesterov is True and optimizer.multi_precision is False
 
 

@@ -83,7 +83,7 @@ def _processes_are_one_rank(what: str) -> None:
     """A process for each of two GPUs, as torchrun starts them."""
     with tempfile.TemporaryDirectory() as folder:
         for code, said in ended(started(2, what, Path(folder), device="gpu")):
-            assert code == 0, said
+            assert code == 0 and "Exception in thread" not in said, said
         wanted = ranks_in_threads(2, steps=3, rows=6, every=what != "fleet")[1]
         with np.load(Path(folder) / f"{what}.npz") as found:
             for name, value in wanted.items():
@@ -99,6 +99,7 @@ def _killed(number: int) -> None:
     codes = [code for code, _ in found]
     assert codes[rank] == -signal.SIGKILL and codes[1 - rank] == 1, found
     assert f"rank {rank} ended" in found[1 - rank][1], found
+    assert "Exception in thread" not in found[1 - rank][1], found
 
 
 def _one_gpu_twice_is_refused() -> None:

@@ -87,8 +87,9 @@ def all_checks() -> list[Check]:
 
 
 def run_check(check: Check) -> dict[str, Any]:
-    """{name, error or None, seconds}"""
-    start, error = time.perf_counter(), None
+    """{name, error or None, seconds}; an error in any thread counts."""
+    start, error, fallen = time.perf_counter(), None, []
+    former, threading.excepthook = threading.excepthook, lambda given: fallen.append(repr(given.exc_value))
     try:
         check.run()
     except Exception as problem:  # recorded, the suite goes on
@@ -97,6 +98,10 @@ def run_check(check: Check) -> dict[str, Any]:
             if not isinstance(problem, AssertionError)
             else str(problem)[:1500]
         )
+    finally:
+        threading.excepthook = former
+    if fallen and error is None:
+        error = f"in another thread: {fallen[0]}"
     return {"name": check.name, "error": error, "seconds": round(time.perf_counter() - start, 3)}
 
 

@@ -137,7 +137,7 @@ BUILD = [
     # attributes
     ("attr", "attribute axis must be a list of ints or None, not (1.0,)", lambda w: mg.sum(w.m, axis=1.0)),
     ("attr", "attribute axis must be a list of ints or None, not (True,)", lambda w: mg.sum(w.m, axis=True)),
-    ("attr", "keepdim must be a bool, is 1", lambda w: mg.sum(w.m, keepdim=1)),
+    ("attr", "keepdim must be a bool, is 2", lambda w: mg.sum(w.m, keepdim=2)),
     ("attr", "attribute shape must be a list of ints, not [2.0, 3]", lambda w: mg.reshape(w.m, [2.0, 3])),
     ("dtype", "reshape: shape takes ints, not s: f32[]", lambda w: mg.reshape(w.m, [w.s, 3])),
     ("attr", "reshape: i: i64[2,3] stands where a number is needed", lambda w: mg.reshape(w.m, w.i)),

@@ -12,6 +12,7 @@ import pytest
 import minigraph as mg
 from bench import gpt2, gpt2_profile, gpu_gpt2, gpu_gpt2_loss, harness
 from minigraph.kernels.cuda.record.binder import Device
+from minigraph.types import as_dtype
 from tests.support import gpu_stub
 
 pytestmark = pytest.mark.skipif(gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
@@ -122,3 +123,30 @@ def test_every_class_of_calls_has_its_floor():
     assert network.product_flops == pytest.approx(6 * 16384 * 123.57e6, rel=1e-3), "6 for each weight and token"
 
 
+def test_a_floor_counts_what_is_read_and_written_over_twice():
+    """A loss in place of its scores; a norm over its input; an update, whose 16-bit parameter is only written."""
+
+    def variables(*shapes, dtype="float32"):
+        return [SimpleNamespace(shape=shape, dtype=as_dtype(dtype)) for shape in shapes]
+
+    def kernel(name, nbytes, members=(), **op):
+        op = SimpleNamespace(type="op", **{"opdef": SimpleNamespace(traits=()), **op})
+        op.output_vars = [v for given in op.outputs.values() for v in given]
+        return SimpleNamespace(name=name, op=op, members=members, nbytes=nbytes)
+
+    def bytes_of(name, *kernels):
+        return gpt2_profile.floors(kernels, TINY, 1e12, 1e3)[name]
+
+    rows = {"inputs": {"X": variables((4, 8))}, "outputs": {"Out": variables((4, 8))}}
+    assert bytes_of("norms", kernel("fused_rows", 128, ["layer_norm"], **rows)) == 256
+    assert bytes_of("loss", kernel("loss_and_gradient", 128, ["fused_linear_cross_entropy"], **rows)) == 256
+    states, halves = variables((6,)), variables((6,), dtype="bfloat16")
+    step = {
+        "inputs": {"Param": halves, "Grad": halves, "Moment1": states, "MasterParam": states},
+        "outputs": {"ParamOut": halves, "Moment1Out": states, "MasterParamOut": states},
+        "opdef": SimpleNamespace(traits=("optimizer",)),
+    }
+    assert bytes_of("update", kernel("update", 72, **step)) == 6 * (2 + 4 + 4 + 2 + 4 + 4)
+    first = kernel("fused_rows", 100, ["layer_norm"], **rows)
+    second = SimpleNamespace(name="totals", op=first.op, members=first.members, nbytes=200)
+    assert bytes_of("norms", first, second) == 300, "one operator's kernels are counted together"

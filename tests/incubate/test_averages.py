@@ -102,7 +102,8 @@ def test_averages_of_16_bits_reach_a_parameter_that_stays(kind: str, dtype: str)
     for _ in range(500):
         exe.run()
     (mean,) = average.means(static.global_scope()).values()
-    assert mean.dtype == w.dtype and mean.astype("float64").tolist() == [1, 1]
+    rounded = mean.astype(w.dtype)
+    assert mean.dtype == "float32" and rounded.astype("float64").tolist() == [1, 1]
     with average.apply():
-        assert static.global_scope().read(w.name).tobytes() == mean.tobytes()
+        assert static.global_scope().read(w.name).tobytes() == rounded.tobytes()
         exe.run()

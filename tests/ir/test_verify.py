@@ -73,7 +73,7 @@ def slot_without_edge(g: Graph) -> None:
 
 
 def edge_of_what_is_gone(g: Graph) -> None:
-    del g._ops[op(g, "tanh")]
+    del g.nodes[op(g, "tanh")]
     g._sorted = None
 
 
@@ -129,7 +129,7 @@ def link_to_what_is_gone(g: Graph) -> None:
     grad = op(g, "matmul_grad")
     g.link(grad, lost)
     g._cut(lost)
-    del g._ops[lost]
+    del g.nodes[lost]
     g._sorted = None
 
 

@@ -178,19 +178,36 @@ def who(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture
+def met(monkeypatch):
+    """How many blocks or strips each meeting of threads had."""
+    found, strips_of = [], strips._strips
+
+    def in_blocks(items, *args, **how):
+        found.append(len(items))
+        return parallel.for_each(items, *args, **how)
+
+    def in_strips(shapes):
+        found.append(len(strips_of(shapes)[0]))
+        return strips_of(shapes)
+
+    monkeypatch.setattr(product, "for_each", in_blocks)
+    monkeypatch.setattr(strips, "_strips", in_strips)
+    return found
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_products_have_the_same_bits_for_any_number_of_threads(shapes, dtype, who, monkeypatch):
+def test_products_have_the_same_bits_for_any_number_of_threads(shapes, dtype, who, met, monkeypatch):
     monkeypatch.setattr(parallel, "REST", 0)
-    rng, found, ran = np.random.default_rng(0), [], []
+    rng, found = np.random.default_rng(0), []
     a, b = (np.asarray(rng.normal(size=s), dtype) for s in shapes)
-    for_each = parallel.for_each
-    monkeypatch.setattr(product, "for_each", lambda items, *how, **of: ran.extend(items) or for_each(items, *how, **of))
     for threads in (1, 2, 5):
-        monkeypatch.setattr(parallel, "cores", lambda n=threads: n)
+        for module in (parallel, strips):
+            monkeypatch.setattr(module, "cores", lambda n=threads: n)
         monkeypatch.setattr(parallel._Rest, "until", 0.0)
         found += [product.product(a, b), product.product(a, b, np.empty_like(found[0] if found else a @ b))]
-    assert len(ran) >= 12, "it is cut into blocks"
+    assert sum(met) >= 12, "it is cut into blocks"
     np.testing.assert_allclose(found[0], a.astype("f8") @ b.astype("f8"), rtol=1e-10 if dtype == "float64" else 1e-3,
                                atol=1e-10 if dtype == "float64" else 1e-3)  # fmt: skip
     assert all(x.tobytes() == found[0].tobytes() and x.dtype == dtype for x in found)
@@ -204,20 +221,18 @@ def test_products_of_transposed_operands(trans):
     np.testing.assert_allclose(product.product(a, b), a @ b, rtol=1e-10, atol=1e-10)
 
 
-def test_products_share_threads_at_once_and_have_the_bits_that_each_has_alone(who, monkeypatch):
-    met = []
-    monkeypatch.setattr(product, "for_each", lambda *args, **how: met.append(1) or parallel.for_each(*args, **how))
+def test_products_share_threads_at_once_and_have_the_bits_that_each_has_alone(who, met):
     rng = np.random.default_rng(3)
     x, y, d = (rng.normal(size=s).astype("f4") for s in ((300, 400), (400, 900), (300, 900)))
     small = rng.normal(size=(4, 5)).astype("f4")
     alone = [product.product(a, b) for a, b in ((d, y.T), (x.T, d), (small.T, small))]
     met.clear()
     out = np.empty_like(x)
-    found = product.products([(d, y.T, out), (x.T, d, None), (small.T, small, None)])
-    assert met == [1] and found[0] is out
+    found = product.products([(d, y.T, out, None), (x.T, d, None, None), (small.T, small, None, None)])
+    assert len(met) == 1 and found[0] is out
     assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, found, strict=True))
     grads = get_op("matmul_grad").reference(x, y, d)
-    assert met == [1, 1]
+    assert len(met) == 2
     assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, grads, strict=False))
 
 
@@ -228,7 +243,7 @@ def test_a_product_that_overwrites_what_the_next_one_uses_comes_first(kept, monk
     a, b, c = (rng.normal(size=(300, 300)) for _ in range(3))
     shared = rng.normal(size=(300, 300))
     first, second = a @ b, c @ (a @ b) if kept == 0 else c @ a
-    found = product.products([(a, b, shared), (c, shared, None) if kept == 0 else (c, a, shared)])
+    found = product.products([(a, b, shared, None), (c, shared, None, None) if kept == 0 else (c, a, shared, None)])
     np.testing.assert_allclose(found[1], second, rtol=1e-10, atol=1e-10)
     if kept == 0:
         np.testing.assert_allclose(found[0], first, rtol=1e-10, atol=1e-10)

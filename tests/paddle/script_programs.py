@@ -1,4 +1,4 @@
-"""Scripts as a stranger writes them: loaders, rates, sequences of any length, constants that are looked through."""
+"""Scripts as a stranger writes them: loaders, rates, sequences of any length, constants, numbers for flags."""
 
 from __future__ import annotations
 
@@ -143,6 +143,44 @@ def channels_alone(paddle: Any) -> Any:
     made = [paddle.static.nn.instance_norm(x)]
     made += [paddle.incubate.identity_loss(x, how) for how in ("sum", 1, "none")]
     return started(paddle).run(feed={"x": samples()}, fetch_list=made)
+
+
+def numbers_for_flags(paddle: Any) -> Any:
+    """1 and 0 where a flag is asked for."""
+    x = paddle.static.data("x", [3, 4])
+    x.stop_gradient = 0
+    y = paddle.static.data("y", [3, 1], "int64")
+    F, found = paddle.nn.functional, []
+    for yes, no in ((1, 0), (True, False)):
+        loss = F.cross_entropy(F.softmax(x), y, use_softmax=no, soft_label=no)
+        found += [
+            paddle.sum(x, 1, None, yes), paddle.mean(x, axis=1, keepdim=no), paddle.std(x, unbiased=no),
+            paddle.matmul(x, x, transpose_x=no, transpose_y=yes), paddle.sort(x, descending=yes),
+            paddle.topk(x, 2, largest=no)[0], F.dropout(x, 0.5, training=no), F.gelu(x, approximate=yes),
+            paddle.scale(x, 2.0, 1.0, bias_after_scale=no), paddle.argmax(x, axis=1, keepdim=yes), loss,
+            *paddle.static.gradients([loss], [x]),
+        ]  # fmt: skip
+    steps = paddle.optimizer.Momentum(0.1, use_nesterov=1, multi_precision=0)
+    steps.minimize(paddle.mean(paddle.static.nn.fc(x, 2)))
+    test = paddle.static.default_main_program().clone(for_test=1)
+    exe = filled(paddle)
+    rng = np.random.RandomState(0)
+    feed = {"x": rng.uniform(-1, 1, (3, 4)).astype("float32"), "y": np.array([[0], [3], [1]], "int64")}
+    values = exe.run(feed=feed, fetch_list=found, return_numpy=1, use_prune=1)
+    return values, exe.run(test, feed=feed, fetch_list=found[:11], return_numpy=1)
+
+
+def pruned_running_averages(paddle: Any) -> Any:
+    """A run of loss and minimize's result, and one with use_prune."""
+    x = paddle.static.data("x", [4, 3])
+    norm = paddle.nn.BatchNorm1D(3)
+    loss = paddle.mean(paddle.square(norm(x) + 1.0))
+    minimized = paddle.optimizer.SGD(0.1).minimize(loss)
+    exe, found = filled(paddle), []
+    for fetches, prune in (([loss, minimized], False), ([loss], True)):
+        exe.run(feed={"x": samples(4) + 1}, fetch_list=fetches, use_prune=prune)
+        found += [np.array(v.get_value()) for v in (norm._mean, norm._variance, norm.weight)]
+    return found
 
 
 NEAR = {"encoder": 2e-5, "counted_rates": 1e-6}

@@ -161,6 +161,14 @@ def test_pieces_lie_in_the_arrays_of_the_scope():
 # NCCL, as CuPy has it
 
 
+class NcclError(RuntimeError):
+    """CuPy's, with NCCL's number."""
+
+    def __init__(self, status):
+        super().__init__(f"NCCL_ERROR_{status}: unhandled")
+        self.status = status
+
+
 class Ends:
     """CuPy's NcclCommunicator as far as it is used."""
 
@@ -170,7 +178,9 @@ class Ends:
         self.made, self.calls, self.status, self.aborted = (size, number, rank), [], 0, False
 
     def check_async_error(self):
-        return self.status
+        """CuPy gives nothing back: it raises what went wrong."""
+        if self.status:
+            raise NcclError(self.status)
 
     def abort(self):
         self.aborted = True
@@ -182,15 +192,20 @@ class Ends:
 @pytest.fixture
 def nccl(monkeypatch):
     """The module device/nccl.py over a CuPy that only notes what it is asked."""
-    names = ("INT8", "UINT8", "INT32", "INT64", "FLOAT16", "FLOAT32", "FLOAT64", "SUM", "SUCCESS")
+    names = ("INT8", "UINT8", "INT32", "INT64", "FLOAT16", "FLOAT32", "FLOAT64", "SUM")
     fake = SimpleNamespace(
-        **{f"NCCL_{name}": number for number, name in enumerate(names[:7])}, NCCL_SUM=0, NCCL_SUCCESS=0,
+        **{f"NCCL_{name}": number for number, name in enumerate(names[:7])}, NCCL_SUM=0, NcclError=NcclError,
         NcclCommunicator=Ends, get_unique_id=lambda: (7,) * 128,
         groupStart=lambda: Ends.groups.append("start"), groupEnd=lambda: Ends.groups.append("end"),
     )  # fmt: skip
-    event = SimpleNamespace(ptr=0, done=False)
+    events = []
+
+    def event(**_):
+        events.append(SimpleNamespace(ptr=0, done=False))
+        return events[-1]
+
     cupy, inner = ModuleType("cupy"), ModuleType("cupy.cuda")
-    inner.nccl, inner.Event = fake, lambda **_: event
+    inner.nccl, inner.Event = fake, event
     inner.runtime = SimpleNamespace(
         getDeviceProperties=lambda i: {"uuid": bytes([i])}, eventRecord=lambda *_: None
     )
@@ -200,7 +215,7 @@ def nccl(monkeypatch):
     monkeypatch.delitem(sys.modules, "minigraph.kernels.cuda.device.nccl", raising=False)
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)  # the tests look themselves
     module = importlib.import_module("minigraph.kernels.cuda.device.nccl")
-    yield module, event
+    yield module, events
     sys.modules.pop("minigraph.kernels.cuda.device.nccl", None)
 
 
@@ -249,13 +264,15 @@ def test_types_that_ranks_cannot_add_up_are_refused(dtype):
 
 @pytest.mark.parametrize(("status", "timeout", "said"), [(6, 60.0, "NCCL error 6"), (0, -1.0, "waits for another one")])
 def test_a_communicator_that_fails_or_hangs_is_given_up(nccl, status, timeout, said):
-    module, event = nccl
+    module, events = nccl
     ranks = module.communicator(0)
+    assert not ranks.look(), "nothing was handed over"
     ranks.handed_over(9)
     assert ranks.look()
-    event.done = True
+    events[-1].done = True
     assert not ranks.look() and not ranks.ends.aborted
-    event.done, ranks.timeout, ranks.ends.status = False, timeout, status
+    ranks.timeout, ranks.ends.status = timeout, status
+    assert not ranks.look() and not ranks.ends.aborted, "nothing runs"
     ranks.handed_over(9)
     assert not ranks.look() and ranks.ends.aborted
     with pytest.raises(RankError, match=said):

@@ -7,9 +7,11 @@ import pytest
 
 import minigraph as mg
 import minigraph.optimizer as opt
+from minigraph.errors import ShapeError
 from minigraph.kernels.cpu import foreach_elementwise as cpu
 from minigraph.passes.foreach import chains, fuse_foreach
 from minigraph.program import Program, program_guard
+from minigraph.program.builder import Builder as OpBuilder
 from minigraph.static import BuildStrategy, CompiledProgram
 from tests.support.written_rules import Builder, Written, lion, momentum_by_lists, random_rules
 
@@ -37,6 +39,20 @@ def test_rates_that_differ_are_numbers_of_the_tensors():
     compiled = check_same(lion(rates=2))
     op, = compiled.program_for(()).ops
     assert op.type == "foreach_elementwise" and "Shared" not in op.inputs
+
+
+@pytest.mark.parametrize("sizes", [[(4, 3), (1,)], [(1,), (3,)]])
+def test_a_list_of_whole_tensors_and_of_numbers_is_refused(sizes):
+    """Kernels read one number for each tensor of a list, or all elements of each."""
+    made, body = Program(), ["y0 = elementwise_add(X=x0, Y=x1)"]
+    with program_guard(made):
+        lists = ("a", [(4, 3), (3,)]), ("b", sizes)
+        whole, other = ([mg.static.data(f"{of}{i}", s) for i, s in enumerate(own)] for of, own in lists)
+        block = made.global_block()
+        with pytest.raises(ShapeError, match="x1 has one element for some tensors, and more for others"):
+            OpBuilder(block).emit("foreach_elementwise", [*whole, *other], body=body, count=2)
+        ones = [mg.static.data(f"c{i}", (1,)) for i in range(2)]
+        OpBuilder(block).emit("foreach_elementwise", [*whole, *ones], body=body, count=2)
 
 
 def test_functions_of_lists_are_few_operators():

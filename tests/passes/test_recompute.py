@@ -205,3 +205,15 @@ def test_settings_that_are_refused():
         mg.incubate.optimizer.RecomputeOptimizer("adam")
     with pytest.raises(ProgramError, match="list of variables or names"):
         mg.incubate.optimizer.RecomputeOptimizer(mg.optimizer.SGD(0.1))._set_checkpoints("h")
+
+
+def test_an_optimizer_takes_the_checkpoints_of_one_program_after_another():
+    again = mg.incubate.optimizer.RecomputeOptimizer(mg.optimizer.SGD(0.1))
+    for names in (False, True):
+        with mg.static.program_guard(mg.static.Program(), mg.static.Program()):
+            hidden = mg.tanh(mg.nn.Linear(2, 2)(mg.static.data("x", [None, 2])))
+            checkpoints = [hidden.name if names else hidden]
+            again._set_checkpoints(checkpoints)
+            again.minimize(mg.mean(hidden))
+            with pytest.raises(ProgramError, match="checkpoints are set after minimize, they would have no effect"):
+                again._set_checkpoints(checkpoints)

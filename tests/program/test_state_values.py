@@ -42,6 +42,15 @@ def test_set_takes_numbers_of_known_types(value, there):
     assert scope.has("w") == there and (not there or scope.read("w").tolist() == [1, 1])
 
 
+@pytest.mark.parametrize("value", ["text", object(), {"a": 1}, np.zeros(2, "u4"), np.zeros(2, "complex64"), None])
+def test_a_scope_keeps_numbers_of_known_types(value: Any):
+    scope = static.Scope()
+    scope.write("w", np.ones(2, "float32"))
+    with pytest.raises(DTypeError, match=r"value of w is an array of .*, no data type"):
+        scope.write("w", value)
+    assert scope.read("w").tolist() == [1, 1]
+
+
 def test_no_room_for_a_copy_or_a_feed_is_a_clear_error(monkeypatch):
     w = mg.create_parameter([2], "float32", name="w")
     loss = mg.sum(w * static.data("x", [2]))

@@ -270,7 +270,7 @@ OPERATOR_ERRORS = [
     ("y : f32[4,3] = matmul(X=x)", "input Y is missing", None),
     ("y : f32[4,3] = matmul(X=x, Y=v)", "variable 'v' does not exist", None),
     ("y : f32[4,3] = matmul(X=x, Y=w) {transy=true}", "attribute of matmul 'transy' does not exist", "'trans_y'?"),
-    ("y : f32[4,3] = matmul(X=x, Y=w) {trans_y=1}", "attribute trans_y must be a bool", None),
+    ("y : f32[4,3] = matmul(X=x, Y=w) {trans_y=2}", "attribute trans_y must be a bool", None),
     ("y : f32[4,3] = matmul(X=x, Y=w) {trans_y=yes}", "expected a value, found 'yes'", "in double quotes"),
     ("y : f32[4,3] = matmul(X=x, Y=w) {trans_y=[[true]]}", "expected a value, found '['", None),
     ("y : f32[4,3] = matmul(X=x, Y=w) {trans_y=true", "expected '}', found the end of the line", None),

@@ -112,7 +112,7 @@ def test_a_value_that_load_would_refuse_is_not_saved(tmp_path: Path, wrong: str)
     main, scope = static.default_main_program(), static.global_scope()
     scope.write("w", VALUES)
     static.save(main, str(tmp_path / "m"))
-    scope.write("w", WRONG[wrong])
+    scope.arrays["w"] = WRONG[wrong]  # by hand: `write` refuses a type of no file
     with pytest.raises(ProgramError, match=r"save: w: f32\[3,4\] is .* in the scope"):
         static.save(main, str(tmp_path / "m"))
     static.load(main, str(tmp_path / "m"))
@@ -218,6 +218,23 @@ def test_files_of_variables_are_loaded_all_or_none(tmp_path: Path) -> None:
     with pytest.raises(MinigraphError):
         static.io.load_vars(None, tmp_path, main)
     assert scope.read("a").tolist() == [1, 1]
+
+
+def test_files_of_variables_of_two_programs_are_loaded_all_or_none(tmp_path: Path) -> None:
+    scope, own = static.global_scope(), []
+    for name, size in (("a", 2), ("b", 2), ("b", 3)):
+        with static.program_guard(static.Program(), static.Program()):
+            own.append(static.create_parameter([size], name=name))
+        scope.write(name, np.zeros(size, "f4"))
+    scope.write("b", np.zeros(2, "f4"))
+    static.io.save_vars(None, tmp_path, vars=own[:2])
+    for name in "ab":
+        scope.write(name, np.ones(2, "f4"))
+    with pytest.raises(MinigraphError, match=r"state of b: f32\[3\] has shape \[2\]"):
+        static.io.load_vars(None, tmp_path, vars=[own[0], own[2]])
+    assert scope.read("a").tolist() == [1, 1]
+    static.io.load_vars(None, tmp_path, vars=own[:2])
+    assert scope.read("a").tolist() == scope.read("b").tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["../w", "a/../../w", "/tmp/w"])

@@ -118,9 +118,12 @@ def test_an_iterator_of_a_loader_is_refused_in_a_child(workers: int) -> None:
     assert len(list(batches)) == 9
 
 
-def test_what_is_gone_is_not_kept() -> None:
+def test_what_is_gone_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a table of this test's own: what other tests left alive in this process would count, too
+    monkeypatch.setattr(context, "_renewed", {})
+    monkeypatch.setattr(context, "_looked_at", [64])
     kept = [Scope() for _ in range(100)]
     for _ in range(2000):
         Scope()
-    assert len(context._renewed) < 1500
+    assert len(context._renewed) <= 64 + 2 * len(kept) + 3
     assert {id(who()) for who, _ in context._renewed.values()} >= set(map(id, kept))

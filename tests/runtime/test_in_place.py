@@ -116,6 +116,51 @@ def test_what_all_rows_share_is_copied_before_a_sum_over_rows_takes_its_place():
     assert any(lies_over(bound))
 
 
+@pytest.mark.parametrize("optimizer", [False, True], ids=["fuse_foreach", "foreach_optimizer_ops"])
+def test_lists_are_clipped_where_they_lie(optimizer):
+    """Operators on lists write over lists that die: the clipped gradients take no memory of their own."""
+    main, startup = mg.static.Program(), mg.static.Program()
+    with mg.static.program_guard(main, startup):
+        x = mg.static.data("x", [4, 20])
+        loss = mg.mean(mg.nn.Linear(30, 7)(mg.tanh(mg.nn.Linear(20, 30)(x))))
+        mg.optimizer.SGD(0.1, grad_clip=mg.nn.ClipGradByValue(0.01)).minimize(loss)
+    names = [v.name for v in main.all_parameters()]
+    found = []
+    feeds = {"x": np.random.default_rng(0).normal(size=(4, 20)).astype("float32")}
+    lists = {"foreach_optimizer_ops": optimizer, "fuse_foreach": True}
+    for place, flags in ((mg.CPUPlace(), {}), (mg.CUDAPlace(0), lists)):
+        exe, scope = Executor(place), Scope()
+        startup.random_seed = 3
+        Executor().run(startup, scope=scope)
+        compiled = CompiledProgram(main, BuildStrategy(allow_cuda_graph_capture=False, **flags))
+        for _ in range(3):
+            exe.run(compiled, feeds, [], scope=scope)
+        found.append([np.array(scope.on_host(n)) for n in names])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    bound = bind_program(compiled.program_for([]), types_of(feeds), [])
+    buffers, ran = bound.buffers, 0
+    for step in bound.schedule.steps:
+        if "foreach" in step.op.type and all(bound.schedule.values[i].producer >= 0 for i in step.inputs[0]):
+            ran += 1
+            assert [id(buffers[i]) for i in step.outputs[0]] == [id(buffers[i]) for i in step.inputs[0]]
+    assert ran
+
+
+def test_lists_of_more_results_than_inputs_are_computed():
+    """The results beyond have no input over which they could be written."""
+    program, shapes = Program(), [(4, 3), (5,)]
+    g, block = Builder(program.global_block()), program.global_block()
+    xs = [block.create_var(f"x{i}", s, "float32", is_data=True) for i, s in enumerate(shapes)]
+    body = ["y0 = square(X=x0)", "y1 = elementwise_add(X=y0, Y=x0)"]
+    outs = g.emit("foreach_elementwise", [g.cumsum(x, axis=0) for x in xs], body=body, count=2)
+    feeds = {f"x{i}": np.random.default_rng(i).normal(size=s).astype("float32") for i, s in enumerate(shapes)}
+    found = Executor(mg.CUDAPlace(0)).run(program, feeds, [g.cumsum(v, axis=0).name for v in outs], scope=Scope())
+    sums = [np.cumsum(x.astype(float), axis=0) for x in feeds.values()]
+    for a, b in zip(found, [x * x for x in sums] + [x * x + x for x in sums], strict=True):
+        np.testing.assert_allclose(a, np.cumsum(b, axis=0), rtol=1e-5, atol=1e-5)
+
+
 def test_a_sum_of_gradients_is_added_up_in_place_by_the_product():
     program = Program()
     g = Builder(program.global_block())

@@ -113,6 +113,25 @@ def test_a_checkpoint_keeps_the_bits_of_copies(tmp_path: Path):
         assert [world.step() for _ in range(3)] == expected
 
 
+@pytest.mark.parametrize("way", ["save", "state_dict"])
+def test_a_state_that_was_read_while_a_copy_had_yet_to_follow(way: str, tmp_path: Path):
+    world = World()
+    world.step()
+    with static.scope_guard(world.scope):
+        world.main.vars["w"].set_value(EIGHT)
+        if way == "save":
+            static.save(world.main, str(tmp_path / "net"))
+            static.load(world.main, str(tmp_path / "net"))
+        else:
+            world.main.set_state_dict(world.main.state_dict())
+    np.testing.assert_allclose(world.step(), 8 - 0.005, rtol=1e-6)
+    other = World()
+    if way == "save":
+        with static.scope_guard(other.scope):
+            static.load(other.main, str(tmp_path / "net"))
+        np.testing.assert_allclose(other.step(), 8 - 0.005, rtol=1e-6)
+
+
 def test_averages_in_place_of_parameters_leave_copies_alone():
     averages = []
     world = World(extra=lambda w: averages.append(static.ExponentialMovingAverage(0.9)) or averages[0].update())
@@ -121,6 +140,113 @@ def test_averages_in_place_of_parameters_leave_copies_alone():
         assert world.step() == other.step()
         with static.scope_guard(world.scope), averages[0].apply():
             pass
+
+
+def averaged() -> tuple[World, Any]:
+    """A world with averages, which it had while copies were .995 and .99: .995 * 1/3 + .99 * 2/3."""
+    made = list[Any]()
+    world = World(extra=lambda w: made.append(static.ExponentialMovingAverage(0.5)) or made[0].update())
+    world.step()
+    world.step()
+    scope_mean = world.scope.read("w.ema_0") / 0.75
+    np.testing.assert_allclose(scope_mean[0, 0], 0.995 / 3 + 0.99 * 2 / 3, rtol=2e-3)  # of values of 16 bits
+    return world, made[0]
+
+
+def test_a_training_goes_on_from_averages_that_stay_in_place():
+    world, average = averaged()
+    with static.scope_guard(world.scope):
+        with average.apply(need_restore=False):
+            pass
+        mean = float(world.scope.read("w.ema_0")[0, 0] / np.float32(0.75))
+        assert world.step() == pytest.approx(mean - 0.005, rel=1e-6)
+        average.restore()
+    assert world.step() == pytest.approx(0.99 - 0.005, rel=1e-6)
+
+
+def test_what_is_trained_while_averages_are_in_place_goes_with_them():
+    world, average = averaged()
+    with static.scope_guard(world.scope), average.apply():
+        world.step()
+    assert world.step() == pytest.approx(0.99 - 0.005, rel=1e-6)
+
+
+def test_a_checkpoint_of_averages_is_one_of_their_copies(tmp_path: Path):
+    world, average = averaged()
+    with static.scope_guard(world.scope):
+        with average.apply():
+            static.save(world.main, str(tmp_path / "net"))
+        mean = float(world.scope.read("w.ema_0")[0, 0] / np.float32(0.75))
+        static.load(world.main, str(tmp_path / "net"))
+    assert world.step() == pytest.approx(mean - 0.005, rel=1e-6)
+
+
+def trains_w(extra: Callable[[Any], Any] = lambda w: None, place: Any = None) -> tuple[World, World]:
+    """Two worlds in one Scope, whose copies of w have names of their own."""
+    first = World(extra=extra)
+    second = World.__new__(World)
+    second.main, startup, second.scope = static.Program("second"), static.Program(), first.scope
+    with static.program_guard(second.main, startup), unique_name.guard("second_"):
+        w = static.create_parameter([4, 2], "float32", name="w", default_initializer=mg.nn.initializer.Constant(3))
+        loss = mg.mean(mg.matmul(static.data("x", [None, 4]), w))
+        static.amp.decorate(mg.optimizer.SGD(0.01), level="O2", dtype="bfloat16").minimize(loss)
+    second.master = next(name for name in second.main.vars if "master" in name)
+    first.exe = second.exe = static.Executor(place)
+    second.startup = startup
+    assert first.master != second.master
+    return first, second
+
+
+@pytest.mark.parametrize("place", [None, mg.CUDAPlace(0)], ids=["", "GPU"])
+def test_two_programs_train_one_parameter(place: Any, monkeypatch: pytest.MonkeyPatch):
+    """Each updates a copy of its own, which takes the exact value that the other one has."""
+    if place is not None and cuda_host.COMPILER is None:
+        pytest.skip("kernels on a CPU need g++")
+    if place is not None:
+        gpu_stub.installed(monkeypatch)
+    first, second = trains_w(place=place)
+    first.exe.run(second.startup, scope=first.scope)
+    first.exe.run(first.startup, scope=first.scope)
+    found = [world.step() for world in (first, second, second, first, second, first, first)]
+    np.testing.assert_allclose(found, 1 - 0.005 * np.arange(1, 8), rtol=1e-6)
+
+
+def test_averages_in_place_are_what_another_program_trains():
+    average = static.ExponentialMovingAverage(0.5)
+    world, other = trains_w(lambda w: average.update())
+    world.exe.run(other.startup, scope=world.scope)
+    world.exe.run(world.startup, scope=world.scope)
+    world.step()
+    with static.scope_guard(world.scope):
+        world.main.vars["w"].set_value(EIGHT)
+        assert [world.step(), other.step()] == pytest.approx([7.995, 7.99], rel=1e-6)
+        with average.apply():
+            mean = float(world.scope.read("w")[0, 0])
+            assert mean < 6
+            assert other.step() == pytest.approx(mean - 0.005, rel=5e-3)
+        assert other.step() == pytest.approx(7.985, rel=5e-3)
+        assert world.step() == pytest.approx(7.98, rel=5e-3)
+
+
+def test_the_startup_program_that_ran_last_gives_the_first_value():
+    first, second = trains_w()
+    first.step()
+    first.exe.run(second.startup, scope=first.scope)
+    assert first.step() == pytest.approx(3 - 0.005, rel=1e-6)
+    assert second.step() == pytest.approx(3 - 0.01, rel=1e-6)
+
+
+def test_another_program_writes_the_parameter():
+    world, writer = World(), static.Program()
+    world.step()
+    with static.program_guard(writer, static.Program()):
+        w = writer.global_block().create_parameter("w", [4, 2], "bfloat16")
+        mg.assign(mg.full([4, 2], 8.0, "bfloat16"), output=w)
+    for _ in range(2):
+        world.step()
+    for step in (1, 2):  # the second time it writes what the copy rounds to
+        world.exe.run(writer, scope=world.scope)
+        assert world.step() == pytest.approx(8 - 0.005 * step, rel=1e-6)
 
 
 def test_ranks_take_a_parameter_that_is_set():

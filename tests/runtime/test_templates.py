@@ -19,7 +19,7 @@ from minigraph.kernels.cuda.record.symbolic import SizeSymbol, Trace
 from minigraph.kernels.cuda.record.templates import Resized
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.runtime.cuda.layout import placement
+from minigraph.runtime.cuda.layout import units
 from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.types import TensorType, float32
 from tests.runtime.test_memory import check_memory
@@ -139,19 +139,18 @@ def wrong_answers(monkeypatch):
                         lambda self, *given: own(self, *given) or setattr(self, "answers", None))  # fmt: skip
 
 
-def wrong_units(monkeypatch):
+def wrong_structures(monkeypatch):
     class Any_(dict):
         def get(self, key, default=None):
             return next(iter(self.values()), default)
 
-    own = placement.units_of
-    kept = Any_()
-    monkeypatch.setattr("minigraph.runtime.cuda.bind.units_of", lambda r, c, known: own(r, c, kept))
+    own, kept = units.structure_of, Any_()
+    monkeypatch.setattr("minigraph.runtime.cuda.bind.structure_of", lambda *given: own(*given[:-1], kept))
 
 
-@pytest.mark.parametrize("bug", [wrong_conditions, wrong_constants, wrong_answers, wrong_units])
+@pytest.mark.parametrize("bug", [wrong_conditions, wrong_constants, wrong_answers, wrong_structures])
 def test_templates_of_other_sizes_are_seen(monkeypatch, bug):
-    """Bugs: no answer is a condition; what changes is a constant; a library's answers, and units, of others."""
+    """Bugs: no answer is a condition; what changes is a constant; a library's answers, and structures, of others."""
     bug(monkeypatch)
     with pytest.raises((AssertionError, MinigraphError, TypeError, IndexError, KeyError)):
         check_all()

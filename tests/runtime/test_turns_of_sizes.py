@@ -111,3 +111,16 @@ def test_the_driver_brings_large_feeds_to_a_gpu_that_has_nothing_to_do(stub, mon
         (found,) = exe.run(main, {"x": strided}, [out], scope=scope)
         np.testing.assert_array_equal(found, 2 * given)
     assert [n for n in brought if n > 1] == ([8, 8] if idle else []), "no small ones, nor what threads or NumPy copy"
+
+
+def test_a_program_that_comes_again_when_no_other_plan_is_left_warns_of_no_turns(monkeypatch, recwarn):
+    """Plans go all at once where memory is short; what the others have cost is then not known."""
+    monkeypatch.setattr(executor, "PROGRAMS_KEPT", 1)
+    monkeypatch.setattr(executor, "WARNED_AFTER", 1)
+    (main, scope, out), exe = scaled(), static.Executor(mg.CPUPlace())
+    for fetches in ([out], []):  # the second takes the room of the first
+        exe.run(main, {"x": ones(2)}, fetches, scope=scope)
+    exe._plans.clear()
+    exe._latest = None
+    exe.run(main, {"x": ones(2)}, [out], scope=scope)
+    assert not recwarn.list

@@ -9,24 +9,23 @@ between, updates are skipped by the flag that a gradient's overflow uses, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-
-from minigraph.errors import AttrError, ProgramError, require, shortened
+from minigraph.errors import ProgramError, require, shortened
 from minigraph.errors.flags import as_flag
 from minigraph.errors.kinds import NO_GRADIENT
-from minigraph.optimizer.settings import LOW_PRECISION
+from minigraph.optimizer.settings import LOW_PRECISION, positive_int
 from minigraph.optimizer.states import persistable
 from minigraph.optimizer.wrapped import all_or_nothing, rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program
 from minigraph.program.builder import Builder, builder_of
+from minigraph.program.whole.settled import Settled, as_it_is
 from minigraph.types import float32, int64, tensor_type
 
 MERGED = "@GRAD@GradientMerge"
 
 
-class GradientMergeOptimizer:
+class GradientMergeOptimizer(Settled):
     """`minimize` as of the optimizer inside, whose updates come with the gradients of `k_steps` runs.
 
     k_steps  feed so many batches in as many runs: with avg and losses that are means it is the update of one batch of
@@ -35,6 +34,8 @@ class GradientMergeOptimizer:
     Clipping and weight decay see the merged gradients. A learning rate scheduler stands still between two calls of its
     step(): call it once in k_steps runs. What is not here is looked for in the optimizer inside.
     """
+
+    settings: ClassVar[Any] = {"k_steps": positive_int, "avg": as_flag, "inner_optimizer": as_it_is}
 
     def __init__(self, inner_optimizer: Any, k_steps: int = 1, avg: bool = True) -> None:
         rule, shown = rule_of(inner_optimizer), shortened(repr(inner_optimizer))
@@ -45,12 +46,10 @@ class GradientMergeOptimizer:
         self._set_avg(avg)
 
     def _set_k_steps(self, k_steps: int) -> None:
-        fits = isinstance(k_steps, (int, np.integer)) and not isinstance(k_steps, bool) and k_steps > 0
-        require(fits, f"k_steps must be a positive int, is {k_steps!r}", AttrError)
-        self.k_steps = int(k_steps)
+        self.k_steps = k_steps
 
     def _set_avg(self, avg: bool) -> None:
-        self.avg = as_flag("avg", avg)
+        self.avg = avg
 
     def backward(
         self, loss: Variable, startup_program: Program | None = None, parameter_list: Sequence[Any] | None = None,
@@ -64,12 +63,14 @@ class GradientMergeOptimizer:
         pairs = [(p, grad) for p, grad in params_grads if grad is not None]
         require(pairs, "there is no gradient to apply", NO_GRADIENT)
         program = pairs[0][0].program
-        with all_or_nothing(program, None), program.emitting("optimize"):
+        with all_or_nothing(program, None, self.inner_optimizer), program.emitting("optimize"):
             g, startup = Builder(program.global_block()), default_startup_program().global_block()
             begins, waits = self._turn(g, startup)
             factor = 1 / self.k_steps if self.avg else 1.0
             merged = [(p, _merged(g, startup, p, grad, begins, factor)) for p, grad in pairs]
-            return self._updated(g, merged, waits)
+            updates = self._updated(g, merged, waits)
+        self.settle("minimize")
+        return updates
 
     def minimize(
         self, loss: Variable, startup_program: Program | None = None, parameter_list: Sequence[Any] | None = None,
@@ -77,7 +78,7 @@ class GradientMergeOptimizer:
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward, sums and update of `loss`: (update operators, [(parameter, gradient of one batch)])."""
         program = builder_of(loss).block.program
-        with all_or_nothing(program, startup_program):
+        with all_or_nothing(program, startup_program, self.inner_optimizer):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self.apply_gradients(pairs), pairs
 

@@ -7,19 +7,35 @@ Source: Zhang and others, Lookahead Optimizer, arXiv:1907.08610.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
+from minigraph.optimizer.own_rules import go_back
+from minigraph.optimizer.settings import positive_int
 from minigraph.optimizer.states import persistable
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing, rule_of
-from minigraph.program import Operator, Program, Variable
+from minigraph.program import (
+    Operator,
+    Program,
+    Variable,
+    default_main_program,
+    default_startup_program,
+)
 from minigraph.program.builder import Builder, builder_of
 from minigraph.program.operator import masters_of
+from minigraph.program.whole.settled import Settled, as_it_is
 from minigraph.types import int64, tensor_type
 
 
-class LookAhead(Wrapping):
+def share(name: str, value: Any) -> float:
+    """`value` as a float in [0, 1]."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+    require(number, f"{name} must be a number in [0, 1], is {value!r}", AttrError)
+    return float(value)
+
+
+class LookAhead(Settled, Wrapping):
     """`minimize` as of the optimizer inside, then the steps of the slow weights.
 
     alpha  how far slow weights go, in [0, 1]
@@ -27,16 +43,17 @@ class LookAhead(Wrapping):
     What is not here is looked for in the optimizer inside.
     """
 
+    settings: ClassVar[Any] = {
+        "alpha": share, "k": positive_int, "name": as_it_is, "inner_optimizer": as_it_is,
+    }  # fmt: skip
+
     def __init__(self, inner_optimizer: Any, alpha: float = 0.5, k: int = 5, name: str | None = None) -> None:
         shown = shortened(repr(inner_optimizer))
-        known = rule_of(inner_optimizer) is not None
-        require(known, f"LookAhead is made of an optimizer, not of {shown}", ProgramError)
-        number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 0 <= alpha <= 1
-        require(number, f"alpha must be a number in [0, 1], is {alpha!r}", AttrError)
-        fits = isinstance(k, int) and not isinstance(k, bool) and k > 0
-        require(fits, f"k must be a positive int, is {k!r}", AttrError)
-        self.inner_optimizer, self._optimizer = inner_optimizer, inner_optimizer
-        self.alpha, self.k, self.name = float(alpha), k, f"{name}_" if name else ""
+        rule = rule_of(inner_optimizer)
+        if rule is None:
+            raise ProgramError(f"LookAhead is made of an optimizer, not of {shown}")
+        self.inner_optimizer, self._optimizer, self._rule = inner_optimizer, inner_optimizer, rule
+        self.alpha, self.k, self.name = alpha, k, f"{name}_" if name else ""
 
     def minimize(
         self, loss: Variable, startup_program: Program | None = None, parameters: Any = None,
@@ -44,12 +61,26 @@ class LookAhead(Wrapping):
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward, updates and slow weights: (update operators, [(parameter, gradient)])."""
         program = builder_of(loss).block.program
-        with all_or_nothing(program, startup_program) as startup:
+        with all_or_nothing(program, startup_program, self):
             ops, pairs = self.inner_optimizer.minimize(loss, startup_program, parameters, no_grad_set)
-            trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
-            with program.emitting("optimize"):
-                self._append(g, startup.global_block(), trained)
-            return ops, pairs
+            return [*ops, *self._steps(program, pairs)], pairs
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
+        """Append clipping, weight decay, updates and slow weights."""
+        program = next((p.program for p, grad in params_grads if grad is not None), default_main_program())
+        with all_or_nothing(program, None, self):
+            return [*self.inner_optimizer.apply_gradients(params_grads), *self._steps(program, params_grads)]
+
+    def _steps(self, program: Program, pairs: Sequence[tuple[Any, Any]]) -> list[Operator]:
+        """Append the steps of the slow weights, skipped with the updates: those operators that change a state."""
+        trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
+        first, skip = len(g.block.ops), self._rule._auxiliary_vars.get("found_inf")
+        with program.emitting("optimize"):
+            self._append(g, default_startup_program().global_block(), trained)
+            if skip is not None:
+                go_back(g, first, skip)
+        self.settle("minimize")
+        return [op for op in g.block.ops[first:] if any(v.persistable for v in op.output_vars)]
 
     def _append(self, g: Builder, startup: Any, params: list[Any]) -> None:
         step = persistable(g.block, startup, f"{self.name}lookahead_step", 0, tensor_type((), int64))[0]

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from minigraph.optimizer.states import persistable, state_type
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
+from minigraph.program.whole.settled import Settled, as_it_is
 from minigraph.types import int64, tensor_type
 
 RUNS_OF_A_SUM = 16384
 COUNTERS = ("num_updates", "num_accumulates", "old_num_accumulates")
 
 
-class ModelAverage(Averages):
+class ModelAverage(Settled, Averages):
     """The mean of each parameter over the last runs; make it after `minimize`, while the program is built.
 
         optimizer.minimize(loss)
@@ -39,6 +40,8 @@ class ModelAverage(Averages):
     max_average_window   and at the latest after so many
     parameters           what to average; all parameters of the default main program for None
     """
+
+    settings: ClassVar[Any] = dict.fromkeys(("rate", "least", "most", "name"), as_it_is)
 
     def __init__(
         self, average_window_rate: float, parameters: Sequence[Parameter] | None = None,
@@ -56,6 +59,7 @@ class ModelAverage(Averages):
         block, startup = program.global_block(), default_startup_program().global_block()
         with block.whole(), startup.whole(), program.emitting("optimize"):
             self._append(Builder(block), startup, params)
+        self.settle("ModelAverage(...)")
 
     def _append(self, g: Builder, startup: Any, params: list[Parameter]) -> None:
         def state(key: str, type: Any) -> Variable:
@@ -91,15 +95,15 @@ class ModelAverage(Averages):
         least = g.fill_constant(shape=(), value=self.least, dtype=int64)
         return [ran, since, moves, g.logical_and(g.greater_equal(since, least), g.greater_equal(since, window))]
 
-    def means(self, scope: Scope) -> dict[str, np.ndarray]:
-        """The means by the names of parameters; none before the first run."""
+    def means(self, scope: Scope) -> dict[Parameter, np.ndarray]:
+        """The means of parameters; none before the first run."""
         _, since, old = (int(scope.read(name)) for name in self._counters)
         if since + old == 0:
             return {}
         sums = {p: [scope.read(s) for s in own] for p, own in self._sums.items()}
-        return {p.name: ((a + b + c) / (since + old)).astype(p.dtype) for p, (a, b, c) in sums.items()}
+        return {p: ((a + b + c) / (since + old)).astype(a.dtype) for p, (a, b, c) in sums.items()}
 
     @property
-    def averaged(self) -> list[str]:
-        """The names of the parameters."""
-        return [p.name for p in self._sums]
+    def averaged(self) -> dict[Parameter, list[str]]:
+        """The parameters."""
+        return self._sums

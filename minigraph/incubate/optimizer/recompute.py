@@ -9,7 +9,7 @@ from minigraph.compiler.checkpoints import recompute_between
 from minigraph.errors import ProgramError, require, shortened
 from minigraph.errors.kinds import ORDER
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing
-from minigraph.program import Operator, Program, Variable
+from minigraph.program import Operator, Program, Variable, default_main_program
 from minigraph.program.builder import builder_of
 
 
@@ -27,12 +27,16 @@ class RecomputeOptimizer(Wrapping):
         fits = all(hasattr(optimizer, name) for name in ("backward", "apply_gradients"))
         require(fits, f"RecomputeOptimizer is made of an optimizer, not of {shortened(repr(optimizer))}", ProgramError)
         self._optimizer, self._checkpoints = optimizer, None
+        self._built = frozenset[int]()  # programs that have their gradients, by id
 
     def _set_checkpoints(self, checkpoints: list[Any]) -> None:
-        """Variables that forward computes, or their names; to be called before minimize or backward."""
+        """Variables that forward computes, or their names, of a program whose minimize or backward comes."""
         listed = isinstance(checkpoints, list) and all(isinstance(c, (str, Variable)) for c in checkpoints)
         shown = shortened(repr(checkpoints))
         require(listed, f"checkpoints is a list of variables or names, not {shown}", ProgramError)
+        programs = {c.program.id for c in checkpoints if isinstance(c, Variable)} or {default_main_program().id}
+        late = "checkpoints are set after minimize, they would have no effect"
+        require(self._built.isdisjoint(programs), late, ORDER, "set them before")
         self._checkpoints = checkpoints
 
     def backward(
@@ -44,9 +48,10 @@ class RecomputeOptimizer(Wrapping):
             self._checkpoints is not None, "RecomputeOptimizer has no checkpoints", ORDER,
             "call _set_checkpoints([...]) first",
         )  # fmt: skip
-        with all_or_nothing(builder_of(loss).block.program, startup_program):
+        with all_or_nothing(builder_of(loss).block.program, startup_program, self):
             pairs = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
             recompute_between(loss.program, self._checkpoints)
+        self._built |= {loss.program.id}
         return pairs
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
@@ -58,6 +63,6 @@ class RecomputeOptimizer(Wrapping):
         no_grad_set: Iterable[Any] | None = None,
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward and update of `loss`: (update operators, [(parameter, gradient)])."""
-        with all_or_nothing(builder_of(loss).block.program, startup_program):
+        with all_or_nothing(builder_of(loss).block.program, startup_program, self):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self._optimizer.apply_gradients(pairs), pairs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 from minigraph.errors import KernelError
 from minigraph.kernels.parallel import for_blocks
 from minigraph.opdef import Arrays, Texts, get_op
-from minigraph.opdef.body import BodyLayout, FusedBody, Member, fused_body
+from minigraph.opdef.body import WHOLE, BodyLayout, FusedBody, Member, fused_body
 from minigraph.opdef.reference import computed, reference_keywords
 from minigraph.types import TensorType, bfloat16, float16, float32
 
@@ -131,6 +131,55 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     for name, parts in sums.items():
         np.copyto(results[name], np.sum(parts, axis=0))
     return [results[name] for name in fused.outputs]
+
+
+def may_overwrite(
+    X: Sequence[TensorType], Like: Sequence[TensorType] | None = None, *, body: Texts
+) -> list[list[int]]:
+    """For each output the inputs, by their number in X, in whose memory `in_blocks` may write it."""
+    return _may_overwrite(tuple(body), tuple(X), tuple(Like or ()))
+
+
+in_blocks.may_overwrite = may_overwrite  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=256)
+def _may_overwrite(
+    body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...]
+) -> list[list[int]]:
+    known = recipe(body, x, like)
+    if known is None:
+        return []
+    types, shape, calls = known.fused.types, known.layout.shape, zip(known.fused.members, known.calls, strict=True)
+    fits = [
+        n for n in (f"x{i}" for i in range(len(x)))
+        if types[n].is_float and types[n].shape == shape and known.layout.kinds.get(n) == WHOLE
+        and not _reported(known.fused, n)
+    ]  # fmt: skip
+    found: dict[str, list[int]] = {}
+    for at, (m, call) in enumerate(calls):
+        later = {n for other in known.fused.members[at + 1 :] for n in other.read}
+        for name in m.written:
+            direct = call.out is not None and name in call.out
+            over = [n for n in fits if n not in later and (not direct or _reads_first(m, name, n))]
+            found[name] = [int(n[1:]) for n in over if types[n] == types[name] and known.layout.kinds[name] == WHOLE]
+    return [found[name] for name in known.fused.outputs]
+
+
+def _reads_first(m: Member, name: str, x: str) -> bool:
+    """Whether a member that writes this output is done with x by then, element by element."""
+    return x not in m.read or (_overwritten(m, name) == x and m.read.count(x) == 1)
+
+
+def _reported(fused: FusedBody, x: str) -> bool:
+    """Whether integers that a member reports depend on x: after an error they are looked at once more."""
+    reached = {x}
+    for m in fused.members:
+        if not reached.isdisjoint(m.read):
+            reached.update(m.written)
+            if "reports" in m.opdef.traits and any(n in reached and not fused.types[n].is_float for n in m.read):
+                return True
+    return False
 
 
 def evaluate(call: MemberCall, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -23,51 +23,64 @@ from threadpoolctl import ThreadpoolController
 
 from minigraph.kernels.parallel import for_each
 
-from .strips import Piece, faster, strips
+from .strips import Product, ProductEpilogue, faster, multiply
 
-Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # a, b, out
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None, ProductEpilogue | None]  # a, b, out, what follows on it
+Block = tuple[int, Callable[[], None]]  # multiplications, and who does them
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
 PIECE = 2**23  # multiplications of a block at least
 WIDTH = 256  # rows or columns of a block at least: BLAS copies the whole other operand for each
 
 
-def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """np.matmul(a, b, out=out); a large one of floats of 32 or 64 bits in blocks, which threads share."""
-    return products([(a, b, out)])[0]
+def product(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, epilogue: ProductEpilogue | None = None
+) -> np.ndarray:
+    """np.matmul(a, b, out=out), then what follows; a large one of floats of 32 or 64 bits in blocks for threads."""
+    return products([(a, b, out, epilogue)])[0]
 
 
 def products(operands: Sequence[Operands]) -> list[np.ndarray]:
     """`product` of each; the blocks of all of them are shared at once, so threads meet once."""
     if not _apart(operands):
         return [product(*one) for one in operands]
-    results, blocks = list[np.ndarray](), list[Piece]()
-    for a, b, out in operands:
+    results, blocks = list[np.ndarray](), list[Block]()
+    strips, rest = list[Product](), list[tuple[ProductEpilogue, np.ndarray]]()
+    for a, b, out, epilogue in operands:
         shape, axis, block = _cut(a, b, out)
         if axis is None:
             results.append(np.matmul(a, b, out=out))
-            continue
-        to = np.empty(shape, a.dtype) if out is None else out
-        results.append(to)
-        if faster(a, b, to):
-            blocks += strips(a, b, to)
-            continue
-        for start in range(0, shape[axis], block):
-            at = axis, start, min(start + block, shape[axis])
-            part = _part(to, *at)
-            call = partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
-            blocks.append((part.size * a.shape[-1], call))
+        else:
+            results.append(np.empty(shape, a.dtype) if out is None else out)
+            if faster(a, b, results[-1]):
+                strips.append((a, b, results[-1], epilogue))
+                continue
+            blocks += _blocks(a, b, results[-1], axis, block)
+        if epilogue is not None:
+            rest.append((epilogue, results[-1]))
+    if strips:
+        multiply(strips)
     if blocks:
         for_each(blocks, lambda block: block[1](), cost=lambda block: block[0])
+    for epilogue, to in rest:
+        epilogue.by_numpy(to)
     return results
+
+
+def _blocks(a: np.ndarray, b: np.ndarray, to: np.ndarray, axis: int, size: int) -> Iterator[Block]:
+    """The product in blocks of so many indices of an axis, by BLAS."""
+    for start in range(0, to.shape[axis], size):
+        at = axis, start, min(start + size, to.shape[axis])
+        part = _part(to, *at)
+        yield part.size * a.shape[-1], partial(_multiply, _part(a, *at, -1), _part(b, *at, -2), part)
 
 
 def _apart(operands: Sequence[Operands]) -> bool:
     """Whether no product writes what another one reads or writes."""
-    others = itertools.permutations(operands, 2)
     return not any(
-        out is not None and x is not None and np.may_share_memory(out, x) for (*_, out), other in others for x in other
-    )
+        out is not None and x is not None and np.may_share_memory(out, x)
+        for (_, _, out, _), other in itertools.permutations(operands, 2) for x in other[:3]
+    )  # fmt: skip
 
 
 def _multiply(a: np.ndarray, b: np.ndarray, to: np.ndarray) -> None:
@@ -79,7 +92,8 @@ def _cut(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> tuple[tuple[in
     """(shape of the product, and as `blocked`); no axis where NumPy computes it as a whole, or refuses it."""
     if min(a.ndim, b.ndim) < 2 or max(a.size * b.shape[-1], b.size * a.shape[-2]) < 2 * PIECE:
         return (), None, 0
-    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim + b.ndim > 4 else ()
+    shape = *batch, a.shape[-2], b.shape[-1]
     overlaps = out is not None and (np.may_share_memory(out, a) or np.may_share_memory(out, b))
     if overlaps or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype or a.dtype.char not in "fd":
         return shape, None, 0

@@ -1,34 +1,70 @@
 """Large products of float32 matrices by machine code of our own (`compiled/gemm.py`), where BLAS is slower.
 
-A product is cut by shape alone into strips of its columns, below each other where there are many rows. A strip is
-computed by one thread. What it has copied of its rows stays with the thread for the next strip of the same rows.
+A product is cut by shape alone into strips of its columns, below each other where there are many rows. Each thread
+computes one strip after the other in one call of machine code: where a strip was computed, little of Python's own
+memory is left in the caches. What a thread has copied of its rows stays for its next strip of the same rows.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigraph.kernels.cores import cores
+from minigraph.kernels.interrupts import deferred
+from minigraph.kernels.parallel import together
+
 STRIP = 256  # columns that a thread computes at once
 TILE = 32  # columns that machine code computes at once
-INNER = 1024  # products that are added up before the rest: so many numbers of a row are copied at once
 COPIED = 2**19  # numbers of rows that a thread has copied at most
-LEAST = 64  # rows, columns, and products of each sum
+LEAST = 64  # rows, and products of each sum
 
-Piece = tuple[int, Callable[[], None]]  # multiplications, and who does them
+
+class ProductEpilogue(NamedTuple):
+    """Bias, then relu, or the mask of a relu before: of a float32 product of M rows and N columns.
+
+    by_numpy  the same on the whole product, in place: for products that BLAS computes
+    bias      [N], added to each row
+    relu      whether numbers below 0 become 0
+    mask      uint8 [M, 16 * ceil(N / 128)], zeros beyond N bits. With `relu` bits are written: whether a number is
+              above 0. Without, numbers whose bit is 0 become 0
+    """
+
+    by_numpy: Callable[[np.ndarray], object]
+    bias: np.ndarray | None = None
+    relu: bool = False
+    mask: np.ndarray | None = None
+
+    def check(self, out: np.ndarray) -> None:
+        """These are arrays for this product. Errors: ValueError; machine code would write other memory."""
+        (m, n), bias, mask = out.shape, self.bias, self.mask
+        fits = bias is None or (bias.shape == (n,) and bias.dtype == np.float32 and bias.flags.c_contiguous)
+        if mask is not None:
+            fits &= mask.shape == (m, -(-n // 128) * 16) and mask.dtype == np.uint8 and mask.flags.c_contiguous
+            fits &= mask.flags.writeable or not self.relu
+        if not fits:
+            raise ValueError(f"bias {_shown(bias)} and mask {_shown(mask)} are not those of float32[{m}, {n}]")
+
+
+def _shown(x: np.ndarray | None) -> str:
+    return "None" if x is None else f"{x.dtype}{list(x.shape)} with strides {list(x.strides)}"
+
+
+Product = tuple[np.ndarray, np.ndarray, np.ndarray, ProductEpilogue | None]  # a, b, out, and what follows on a @ b
 
 
 def faster(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
-    """Whether `strips` can compute out = a @ b and is expected to be faster than BLAS.
+    """Whether `multiply` can compute out = a @ b and is expected to be faster than BLAS.
 
-    That is so for float32 and at least LEAST of everything, on the processors that `compiled/gemm.py` names.
+    That is so for float32, at least LEAST rows and products, and the columns of a strip, on the processors that
+    `compiled/gemm.py` names.
     """
-    if a.ndim != 2 or b.ndim != 2 or min(*a.shape, b.shape[1]) < LEAST:
+    if a.ndim != 2 or b.ndim != 2 or min(a.shape) < LEAST or b.shape[1] < STRIP:
         return False
     if any(x.dtype != np.float32 for x in (a, b, out)) or out.shape != (a.shape[0], b.shape[1]):
         return False
@@ -38,24 +74,47 @@ def faster(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
 @cache
 def _machine_code() -> Any:
     """The module that makes machine code; None without numba, or on another processor."""
-    try:
-        from .compiled import gemm
-    except ImportError:
-        return None
-    return gemm if gemm.measured_here() else None
+    with deferred():  # numba whose first import, or whose compilation, was interrupted is of no use any more
+        try:
+            from .compiled import gemm
+        except ImportError:
+            return None
+        if not gemm.measured_here():
+            return None
+        gemm.handed_out()  # now: while threads wait for it, they are taken for slow ones
+        return gemm
 
 
-def strips(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Piece]:
-    """The pieces of out = a @ b, which may be done in any order by any thread. `out` shares no memory with others."""
-    (m, k), found = a.shape, list[Piece]()
-    rows = max(STRIP, COPIED // min(k, INNER))
-    columns = _columns(b.shape[1], STRIP if k <= INNER else 2 * STRIP)
-    for i in range(0, m, rows):
-        copied = object()
-        for part in columns:
-            strip = Strip(a[i : i + rows], b[:, part], out[i : i + rows, part], copied)
-            found.append((strip.out.size * k, strip))
-    return found
+def multiply(products: Sequence[Product]) -> None:
+    """out = a @ b, and what follows on it, of each; threads share the strips of all of them.
+
+    The arrays of `out` share no memory with each other or with operands.
+    """
+    gemm = _machine_code()
+    numbers = np.array([_numbers(*one) for one in products], np.int64)
+    strips, room = _strips(tuple((*a.shape, b.shape[1]) for a, b, *_ in products))
+    work, turns = gemm.handed_out(), np.zeros(2 * gemm.LINE, np.int64)
+    total = sum(out.size * a.shape[1] for a, _, out, _ in products)
+
+    def own(_: int) -> int:
+        return work(numbers, strips, turns, _address(_own.memory_of(room)))
+
+    together(min(cores(), len(strips)), own, total, lambda: int(turns[gemm.LINE]))
+
+
+@lru_cache(maxsize=256)
+def _strips(shapes: tuple[tuple[int, int, int], ...]) -> tuple[np.ndarray, int]:
+    """(pieces of products of so many rows, products of a sum and columns as machine code takes them, bytes of memory
+    that a thread needs)."""
+    gemm, found, room = _machine_code(), list[tuple[int, ...]](), 0
+    for number, (m, k, n) in enumerate(shapes):
+        height = max(STRIP, COPIED // min(k, gemm.INNER))
+        for i in range(0, m, height):
+            rows = min(height, m - i)
+            for part in _columns(n, STRIP if k <= gemm.INNER else 2 * STRIP):
+                found.append((number, i, rows, part.start, part.stop - part.start))
+                room = max(room, gemm.room(rows, part.stop - part.start, k))
+    return np.array(found, np.int64), room
 
 
 def _columns(n: int, width: int) -> list[slice]:
@@ -67,38 +126,26 @@ def _columns(n: int, width: int) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise([*starts, n])]
 
 
-class Strip:
-    """out = a @ b, computed when it is called.
-
-    copied  what stands for the rows of `a` as they are now: the same object in all strips of them
-    """
-
-    def __init__(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, copied: object) -> None:
-        self.a, self.b, self.out, self.copied = a, b, out, copied
-
-    def __call__(self) -> None:
-        gemm, (m, n), k = _machine_code(), self.out.shape, self.a.shape[1]
-        memory = _own.memory_of(gemm.room(m, n, min(k, INNER)))
-        fresh, _own.copied = _own.copied is not self.copied, None
-        for start in range(0, k, INNER):
-            a, b = self.a[:, start : start + INNER], self.b[start : start + INNER]
-            gemm.multiply()(
-                m, n, a.shape[1], _address(a), *a.strides, _address(b), *b.strides,
-                _address(self.out), self.out.strides[0], start, _address(memory), fresh,
-            )  # fmt: skip
-        _own.copied = self.copied if k <= INNER else None
+def _numbers(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: ProductEpilogue | None) -> tuple[int, ...]:
+    """A product as machine code takes it."""
+    operands = a.shape[1], _address(a), *a.strides, _address(b), *b.strides, _address(out), out.strides[0]
+    if epilogue is None:
+        return *operands, 0, 0, 0, 0
+    epilogue.check(out)
+    bias, mask = epilogue.bias, epilogue.mask
+    bits = (0, 0) if mask is None else (_address(mask), mask.strides[0])
+    return *operands, 0 if bias is None else _address(bias), epilogue.relu, *bits
 
 
 class _Copies(threading.local):
-    """What a thread keeps: memory, and what stands for the rows that lie copied in it."""
+    """Memory that a thread keeps."""
 
     memory = np.empty(0, np.uint8)
-    copied: object = None
 
     def memory_of(self, size: int) -> np.ndarray:
         """At least so many bytes."""
         if self.memory.size < size:
-            self.memory, self.copied = np.empty(size, np.uint8), None
+            self.memory = np.empty(size, np.uint8)
         return self.memory
 
 

@@ -44,7 +44,7 @@ def _average(attrs):
     return "Running" if attrs["is_test"] else "momentum * Running + C(1.0 - momentum) * Batch"
 
 
-@op(traits={"elementwise"}, inplace={"Out": "Running"}, cuda=_average)
+@op(traits={"elementwise", "statistic"}, inplace={"Out": "Running"}, cuda=_average)
 def running_average(Batch, Running, *, momentum: float = 0.9, is_test: bool = False, out=None):
     """momentum * Running + (1 - momentum) * Batch while training, Running in inference."""
     result = out[0] if out and out[0] is not None else np.empty_like(Running)

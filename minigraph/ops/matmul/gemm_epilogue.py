@@ -20,12 +20,14 @@ import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, ShapeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
+from minigraph.kernels.cpu.product import product
+from minigraph.kernels.cpu.strips import ProductEpilogue
 from minigraph.opdef import op
 from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
-from .matmul import as_rows, matmul, matmul_grad
+from .matmul import as_rows, gradients, matmul, transposed
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
 
@@ -37,20 +39,24 @@ def as_matrix(shape: tuple[int, ...], trans_x: bool) -> tuple[int, ...]:
     return shape[0], -1 if -1 in shape[1:] else math.prod(shape[1:])
 
 
+def mask_bytes(columns: int) -> int:
+    """Bytes of a row of a mask."""
+    return -(-columns // MASK_BITS) * (MASK_BITS // 8)
+
+
 def mask_type(out: TensorType) -> TensorType:
     """The type of relu's ReserveSpace for an output of type `out`."""
     columns = out.shape[-1]
-    width = -1 if columns == -1 else -(-columns // MASK_BITS) * (MASK_BITS // 8)
-    return TensorType((*out.shape[:-1], width), uint8)
+    return TensorType((*out.shape[:-1], -1 if columns == -1 else mask_bytes(columns)), uint8)
 
 
-def pack_mask(positive: np.ndarray) -> np.ndarray:
-    """Booleans [..., N] as bits in rows padded to MASK_BITS."""
+def pack_mask(positive: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    """Booleans [..., N] as bits in rows padded to MASK_BITS; `mask` is zero, and gets them."""
     bits = np.packbits(positive, axis=-1, bitorder="little")
-    width = -(-positive.shape[-1] // MASK_BITS) * (MASK_BITS // 8)
-    padded = np.zeros((*positive.shape[:-1], width), np.uint8)
-    padded[..., : bits.shape[-1]] = bits
-    return padded
+    if mask is None:
+        mask = np.zeros((*positive.shape[:-1], mask_bytes(positive.shape[-1])), np.uint8)
+    mask[..., : bits.shape[-1]] = bits
+    return mask
 
 
 def unpack_mask(mask: np.ndarray, columns: int) -> np.ndarray:
@@ -73,16 +79,25 @@ def fused_gemm_epilogue(
                  activation
     """
     Out, reserve = out or (None, None)
-    keep = "ReserveSpace" in needs
-    shape, to = (*(X.shape[1:] if trans_x else X.shape[:-1]), Bias.shape[-1]), reserve if activation == "gelu" else Out
-    x = X.reshape(as_matrix(X.shape, trans_x))
-    rows = as_rows(to) if trans_x and to is not None else to
-    z = matmul(x, Y, trans_x=trans_x, trans_y=trans_y, out=[rows]).reshape(shape)
-    np.add(z, Bias.reshape(-1), out=z)
+    shape = (*(X.shape[1:] if trans_x else X.shape[:-1]), Bias.shape[-1])
+    relu, to = activation == "relu", reserve if activation == "gelu" else Out
+    x = transposed(X.reshape(as_matrix(X.shape, True)), True) if trans_x else as_rows(X)
+    bias, mask = np.ascontiguousarray(Bias).reshape(-1), None
+    if relu and "ReserveSpace" in needs:
+        mask = np.zeros((len(x), mask_bytes(shape[-1])), np.uint8)
+
+    def follow(z: np.ndarray) -> None:
+        np.add(z, bias, out=z)
+        if mask is not None:
+            pack_mask(z > 0, mask)
+        if relu:
+            positive_part(z, out=z)
+
+    rows = None if to is None else as_rows(to)
+    z = product(x, transposed(Y, trans_y), rows, ProductEpilogue(follow, bias, relu, mask)).reshape(shape)
     if activation == "gelu":
         return gelu(z, approximate=approximate, out=[Out]), z
-    mask = pack_mask(z > 0) if activation == "relu" and keep else None
-    return positive_part(z, out=z) if activation == "relu" else z, mask
+    return z, mask if mask is None else mask.reshape((*shape[:-1], mask.shape[-1]))
 
 
 def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) -> TensorType:
@@ -168,15 +183,21 @@ def fused_gemm_epilogue_grad(
     DY     X^T @ DOut over all rows       DBias  the sum of DOut over all rows
     DXSums the sum of DX over all axes but the last: the gradient of the bias of the layer before
     """
-    product = {"trans_x": trans_x, "trans_y": trans_y}
     DX_out, DY_out, DBias_out, DXSums_out = out or (None, None, None, None)
     wanted = [slot for slot, own in (("X_grad", {"DX", "DXSums"}), ("Y_grad", {"DY"})) if own & {*needs}]
-    x = as_matrix(X.shape, trans_x)
-    outs = DX_out if DX_out is None else DX_out.reshape(x), DY_out
-    DX, DY = matmul_grad(X.reshape(x), Y, as_rows(DOut) if trans_x else DOut, needs=wanted, out=outs, **product)
+    x = X.reshape(as_matrix(X.shape, True)) if trans_x else as_rows(X)
+    outs = DX_out if DX_out is None else DX_out.reshape(x.shape), DY_out
+
+    def unmask(DX: np.ndarray) -> None:
+        masked(DX, unpack_mask(ReserveSpace, X.shape[-1]).reshape(DX.shape), out=DX)
+
+    relu, follows = activation_grad == "relu_grad", None
+    if relu and x.shape == as_rows(X).shape:  # the rows of the product are those of the mask
+        follows = ProductEpilogue(unmask, mask=np.ascontiguousarray(as_rows(ReserveSpace)))
+    DX, DY = gradients(x, Y, as_rows(DOut), trans_x, trans_y, wanted, outs, follows)
     DX = DX if DX is None else DX.reshape(X.shape)
-    if DX is not None and activation_grad == "relu_grad":
-        masked(DX, unpack_mask(ReserveSpace, X.shape[-1]), out=DX)
+    if DX is not None and relu and follows is None:
+        unmask(DX)
     elif DX is not None and activation_grad == "gelu_grad":
         np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
     rows = tuple(range(DOut.ndim - 1))

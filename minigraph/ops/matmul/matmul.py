@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.kernels.cpu.product import product, products
+from minigraph.kernels.cpu.strips import ProductEpilogue
 from minigraph.opdef import DTypeAttr, op
 from minigraph.ops.elementwise.elementwise import sum_to
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
 
-Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None]  # a product: operands, shape to give, out
+# a product: operands, shape to give, out, what follows on it
+Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None, ProductEpilogue | None]
 
 
-def _transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
+def transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
     """The last two axes swapped; a vector has nothing to swap."""
     return np.swapaxes(x, -1, -2) if transpose and x.ndim > 1 else x
 
@@ -33,7 +37,7 @@ def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTy
     trans_x, trans_y  swap the last two axes of an operand of rank 2 or more first
     out_dtype         type of Out: that of X (None), or float32, for 16-bit operands the type of their sums
     """
-    x, y, result = _transposed(X, trans_x), _transposed(Y, trans_y), out[0] if out else None
+    x, y, result = transposed(X, trans_x), transposed(Y, trans_y), out[0] if out else None
     if out_dtype is not None and out_dtype != X.dtype:
         return product(x, y).astype(out_dtype)
     if x.ndim > 2 and y.ndim == 2 and x.flags.c_contiguous:  # one product over all rows, not a batch of them
@@ -99,20 +103,28 @@ def _(rng):
 @op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="matmul.gemm")
 def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False, needs=("X_grad", "Y_grad"), out=None):
     """Gradients of X @ Y: Out_grad @ Y^T and X^T @ Out_grad, summed over broadcast batch axes."""
-    x, y = _transposed(X, trans_x), _transposed(Y, trans_y)
+    return gradients(X, Y, Out_grad, trans_x, trans_y, needs, out or (None, None))
+
+
+def gradients(
+    X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, trans_x: bool, trans_y: bool, needs: Sequence[str],
+    out: Sequence[Any], follows: ProductEpilogue | None = None,
+) -> tuple[np.ndarray | None, np.ndarray | None]:  # fmt: skip
+    """What matmul_grad gives; `follows` on the gradient of X where all are matrices."""
+    x, y = transposed(X, trans_x), transposed(Y, trans_y)
     x = x[None, :] if X.ndim == 1 else x
     y = y[:, None] if Y.ndim == 1 else y
     d = Out_grad.reshape((*Out_grad.shape[: Out_grad.ndim - (X.ndim > 1) - (Y.ndim > 1)], x.shape[-2], y.shape[-1]))
     jobs: dict[str, Job] = {}
-    x_out, y_out = out or (None, None)
+    x_out, y_out = out
     if "X_grad" in needs:
-        first, second = (y, _transposed(d, True)) if trans_x and X.ndim > 1 else (d, _transposed(y, True))
-        jobs["X_grad"] = first, second, X.shape, x_out
+        first, second = (y, transposed(d, True)) if trans_x and X.ndim > 1 else (d, transposed(y, True))
+        jobs["X_grad"] = first, second, X.shape, x_out, follows
     if "Y_grad" in needs:
         if y.ndim == 2 and x.ndim > 2:  # one product over all rows instead of a batch and a sum
             x, d = as_rows(x), as_rows(d)
-        first, second = (_transposed(d, True), x) if trans_y and Y.ndim > 1 else (_transposed(x, True), d)
-        jobs["Y_grad"] = first, second, Y.shape, y_out
+        first, second = (transposed(d, True), x) if trans_y and Y.ndim > 1 else (transposed(x, True), d)
+        jobs["Y_grad"] = first, second, Y.shape, y_out, None
     results = dict(zip(jobs, _products(list(jobs.values())), strict=True))
     return results.get("X_grad"), results.get("Y_grad")
 
@@ -120,10 +132,11 @@ def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False,
 def _products(jobs: list[Job]) -> list[np.ndarray]:
     """a @ b of each, brought to the shape of the operand whose gradient it is."""
     direct = [
-        (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]) == shape for a, b, shape, _ in jobs
+        (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]) == shape
+        for a, b, shape, *_ in jobs
     ]
-    found = products([(a, b, out if d else None) for (a, b, _, out), d in zip(jobs, direct, strict=True)])
-    return [r if d else _brought(r, job[2]) for r, d, job in zip(found, direct, jobs, strict=True)]
+    wanted = [(a, b, out if d else None, follows) for (a, b, _, out, follows), d in zip(jobs, direct, strict=True)]
+    return [r if d else _brought(r, job[2]) for r, d, job in zip(products(wanted), direct, jobs, strict=True)]
 
 
 def _brought(result: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -168,7 +181,7 @@ def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False
     Acc    shape of the product; or a matrix where X and Y have the same batch axes: the product is
            summed over these. Type of X, or float32 where X has 16 bits
     """
-    x, y = _transposed(X, trans_x), _transposed(Y, trans_y)
+    x, y = transposed(X, trans_x), transposed(Y, trans_y)
     if Acc.ndim == 2 < x.ndim:
         x, y = _joined(x), _joined(np.swapaxes(y, -1, -2)).T
     return np.add(Acc, product(x, y), out=out[0] if out else None)

@@ -22,7 +22,7 @@ from minigraph.types import FLOATS, TensorType, bool_, float64
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum}
 UNARY = {"sqrt": np.sqrt, "abs": np.abs, "sign": np.sign}
-FACTS: dict[str, Any] = {"traits": {"guarded"}, "inplace": {"Out": "X"}, "gpu": "optimizer.foreach"}
+FACTS: dict[str, Any] = {"traits": {"guarded", "in_place"}, "inplace": {"Out": "X"}, "gpu": "optimizer.foreach"}
 
 
 def _binary(name: str, ufunc: Callable[..., Any]) -> OpDef:
@@ -116,7 +116,7 @@ def _(rng):
     yield ([rng.normal(size=(4, 3)), rng.normal(size=()), rng.normal(size=7)],), {"dtype": "float32"}
 
 
-@op("Out*", traits={"guarded"}, inplace={"Out": "X"}, gpu="optimizer.foreach")
+@op("Out*", traits={"guarded", "in_place"}, inplace={"Out": "X"}, gpu="optimizer.foreach")
 def foreach_where(Condition, X: Arrays, Y: Arrays):
     """X where the one bool Condition is true, Y otherwise."""
     return [np.array(a) for a in (X if Condition.item() else Y)]

@@ -5,23 +5,30 @@
 
 The same holds for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the memory of the
 gradient, one write and one read: for tied weights, for several users of one value, and for gradients that a state
-collects over steps. Refused where another operator reads the gradient. slice_grads.py joins gradients of slices that
+collects over steps. Refused where another operator reads the gradient, and where the product would wait for the others
+and its operands, which wait with it, are larger than the gradient. slice_grads.py joins gradients of slices that
 fill one array together.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, VarNode
-from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import require_temporary, take_out, take_place
 from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
 from minigraph.types import float32
 
 from .slice_grads import join_slice_grads
 
+_rank = attrgetter("rank")
+FREE = 64 << 10  # bytes by which operands may be larger: memory of plans is not shared in smaller pieces
 LAST = 1 << 62  # a rank behind all others of one place
 ADDS = frozenset({"sum", "elementwise_add"})
 GRADIENTS = {  # operator -> (slots of X, Y and Out_grad, {output: whose gradient it is})
@@ -63,12 +70,15 @@ def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
     return (Y, D, trans_y, True) if trans_x else (D, Y, False, not trans_y)
 
 
-def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport) -> OpNode | None:
+def _accumulate(
+    graph: Graph, add: OpNode, part: GradPart, report: PassReport, before: Sequence[OpNode]
+) -> OpNode | None:
     """Replace one operand of `add`; the sum of the others, if there are several. Refuses with the graph unchanged."""
     operands = list(add.input_vars)
     _check(add, part, operands)
     A, B, trans_a, trans_b = factors(part)
     _check_batches(A, B, part.operand)
+    _check_memory(add, part, {A, B}, before)
     others = [v for v in operands if v is not part.operand]
     place = add.rank
     g = GraphBuilder(graph, place, add, report.name)
@@ -117,22 +127,48 @@ def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
     refuse_unless(not c or not a or not b or known, "{} may be a sum over a batch that was broadcast", gradient.name)
 
 
+def _check_memory(add: OpNode, part: GradPart, factors: set[VarNode], before: Sequence[OpNode]) -> None:
+    """What the product keeps until the addition takes little more than its gradient, where anything runs between.
+
+    before  all operators as they stood before the pass
+    """
+    first, last = (f(before, op.rank, key=_rank) for f, op in ((bisect_right, part.product), (bisect_left, add)))
+    kept = [v for v in factors if v.pinned is None and v.producer is not None and not _read_from(v, add)]
+    if not kept or all(op.opdef.shows is not None for op in before[first:last]):
+        return
+    sizes = [v.type.shape.count(-1) for v in (part.operand, *kept)]
+    if any(n != sizes[0] for n in sizes):  # only a run knows which is larger
+        return
+    own, *others = (abs(math.prod(v.type.shape)) * v.type.dtype.itemsize for v in (part.operand, *kept))
+    names = " and ".join(sorted(v.name for v in kept))
+    more = f"{names} would be kept until {part.operand.name} is added: {bytes_text(sum(others))} for {bytes_text(own)}"
+    refuse_unless(sum(others) <= own + FREE, more)
+
+
+def _read_from(v: VarNode, add: OpNode) -> bool:
+    """Whether an operator at the addition's place or behind it reads the values of v."""
+    return any(op.rank >= add.rank and op.reads_values_of(v) for op in v.consumers[-1:])
+
+
 def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
     """Apply the equations of this file, the last operand of an addition first."""
+    before = list(graph.ops)
     for add in graph.ops_of(ADDS):
         left: OpNode | None = None if join_slice_grads(graph, add, report) else add
         while left is not None:
             parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]
-            left = _one(graph, left, parts, report)
+            left = _one(graph, left, parts, report, before)
     return len(report.applied)
 
 
-def _one(graph: Graph, add: OpNode, parts: list[GradPart], report: PassReport) -> OpNode | None:
+def _one(
+    graph: Graph, add: OpNode, parts: list[GradPart], report: PassReport, before: Sequence[OpNode]
+) -> OpNode | None:
     """Replace the first operand that can be; returns the addition of the others, if one is left."""
     refused = []
     for part in parts:
         try:
-            return _accumulate(graph, add, part, report)
+            return _accumulate(graph, add, part, report, before)
         except Refused as no:
             refused.append(str(no))
     if refused:

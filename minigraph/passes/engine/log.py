@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from minigraph.errors import CallSite
 
@@ -19,8 +19,7 @@ class Reason(Exception):
         return reason.format(*about) if about else reason
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(NamedTuple):
     """One rewrite: the new operators, those they replace, and the user's line of the last replaced one.
 
     why   the rule's equation, "" where the rule is its whole pass
@@ -34,8 +33,7 @@ class Applied:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A site that looks like the rule's pattern and was left alone."""
 
     rule: str

@@ -115,7 +115,8 @@ class LinearCrossEntropy(Rule):
         unfused = heads * scores + gradient
         fused = max(own + x, 2 * gradient)
         if heads > 1:
-            unfused = unfused if self.accumulates else max(unfused, scores + heads * gradient)
+            apart = scores + heads * gradient
+            unfused = min(unfused, apart) if self.accumulates else max(unfused, apart)
             fused = own + (heads - 1) * (gradient + x) + x
         more = f"{which}: together they take {bytes_text(fused)}, unfused {bytes_text(unfused)}"
         refuse_unless(fused <= unfused, more)

@@ -26,7 +26,7 @@ from minigraph.passes.engine.rule import Refused, refuse_unless
 SHARED = ("LearningRate", "SkipUpdate", "GradScale")
 
 
-@dataclass
+@dataclass(slots=True)
 class Source:
     """Where an update's gradient comes from: (grad * scale) + decay * Param.
 
@@ -96,10 +96,9 @@ def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = 
 
 def _key(op: OpNode, source: Source) -> tuple[object, ...]:
     shared = [(slot, id(op.inputs[slot][0])) for slot in SHARED if slot in op.inputs]
-    attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items()))
     scale = id(source.scale) if source.scale is not None else None
-    dtype, slots = op.inputs["Param"][0].type.dtype, tuple(sorted(op.inputs))
-    return op.type, dtype, attrs, tuple(shared), slots, scale, source.decay
+    dtype = op.inputs["Param"][0].type.dtype
+    return op.type, dtype, repr(op.attrs), tuple(shared), frozenset(op.inputs), scale, source.decay
 
 
 WORDS = ("type", "data type", "attributes", "learning rate or flags", "slots", "clipping factor", "weight decay")
@@ -150,8 +149,7 @@ def _problem(op: OpNode, source: Source, place: Rank, inside: set[OpNode]) -> st
         if writer is not None and writer not in inside and writer.rank < place:
             return f"{v.name} is overwritten by {writer.label()} before the last update of the group"
     for v in op.output_vars:
-        readers = [c for c in v.consumers if c.rank <= place]
-        if readers:
+        if v.read_by and (readers := [c for c in v.consumers if c.rank <= place]):
             return f"{v.name} is read by {readers[0].label()} before the last update of the group"
         writer = v.next_version.producer if v.next_version is not None else None
         if writer is not None and writer.rank <= place:

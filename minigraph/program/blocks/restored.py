@@ -14,14 +14,15 @@ def as_before_on_error(block: Block) -> Iterator[None]:
     program, ops, variables = block.program, list(block.ops), dict(block.vars)
     facts = [dict(v.__dict__) for v in variables.values()]
     numbered, schedulers = program.numbered, list(program.lr_schedulers)
-    try:
-        yield
-    except BaseException:
-        list.__setitem__(block.ops, slice(None), ops)
-        dict.clear(block.vars)
-        dict.update(block.vars, variables)
-        for v, before in zip(variables.values(), facts, strict=True):
-            v.__dict__.update(before)
-        program.numbered, program.lr_schedulers = numbered, schedulers
-        program.version += 1
-        raise
+    with program.being_changed():
+        try:
+            yield
+        except BaseException:
+            list.__setitem__(block.ops, slice(None), ops)
+            dict.clear(block.vars)
+            dict.update(block.vars, variables)
+            for v, before in zip(variables.values(), facts, strict=True):
+                v.__dict__.update(before)
+            program.numbered, program.lr_schedulers = numbered, schedulers
+            program.version += 1
+            raise

@@ -5,6 +5,7 @@ What a kernel writes as a list with the trait one_piece lies one behind the othe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from minigraph.kernels.one_piece import in_a_row
 from minigraph.runtime.memory import Life
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.overwriting import dies, named_input
-from minigraph.runtime.schedule import Step, Value, flat
+from minigraph.runtime.schedule import Step, Value, each, flat
 
 from .memory import AddressRange, placed
 
@@ -32,11 +33,12 @@ def assign_buffers(
     wishes: list[tuple[Any, int, int | None, int]] = []
     for position, bound in enumerate(steps):
         step = bound.step
-        for slot, place, index in _places(step.outputs):
+        free = _overwritable(bound, values) if options.inplace and bound.out is not None else []
+        for (slot, place, index), inputs in zip(_places(step.outputs), free or itertools.repeat(()), strict=False):
             if bound.out is None or values[index].persistable:
                 continue
             value = values[index]
-            buffer = _inherited(step, slot, place, index, values, owner, position) if options.inplace else None
+            buffer = _inherited(step, index, inputs, values, owner, position)
             if buffer is None:
                 buffer = len(lives)
                 lives.append(Life(value.type.nbytes, position, position))
@@ -90,14 +92,28 @@ def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:
             yield slot, None, index
 
 
+def _overwritable(bound: Any, values: list[Value]) -> list[list[int]]:
+    """For each output, as `_places` gives them, the values that its kernel may write it over.
+
+    One that may write over others than its operator names in `inplace` has a function `may_overwrite`.
+    """
+    step, ask = bound.step, getattr(bound.kernel, "may_overwrite", None)
+    if ask is None:
+        named = [(named_input(step, slot), place) for slot, place, _ in _places(step.outputs)]
+        found = [i[place] if isinstance(i, list) and place is not None and place < len(i) else i for i, place in named]
+        return [[i] if isinstance(i, int) else [] for i in found]
+    types = [each(s, lambda i: values[i].type if isinstance(i, int) else i) for s in step.inputs]
+    listed = flat(step.inputs[:1])
+    return [[listed[k] for k in some if isinstance(listed[k], int)] for some in ask(*types, **bound.attrs)]
+
+
 def _inherited(
-    step: Step, slot: int, place: int | None, index: int, values: list[Value], owner: dict[int, int], position: int
+    step: Step, index: int, inputs: Sequence[int], values: list[Value], owner: dict[int, int], position: int
 ) -> int | None:
-    """The buffer of the input that this output may overwrite, if nobody reads that input later."""
-    i = named_input(step, slot)
-    if isinstance(i, list) and place is not None and place < len(i):
-        i = i[place]
-    if not isinstance(i, int):
-        return None
-    fits = i in owner and values[i].type == values[index].type
-    return owner[i] if fits and dies(step, position, values, i) else None
+    """The buffer of an input that this output may overwrite, if nobody reads that input later."""
+    taken = {owner[i] for i in flat(step.outputs) if i in owner}
+    for i in inputs:
+        fits = i in owner and owner[i] not in taken and values[i].type == values[index].type
+        if fits and dies(step, position, values, i):
+            return owner[i]
+    return None

@@ -3,7 +3,6 @@
     Schedule
       -> values.py     a Buffer for each value; which of them the Scope owns; pieces: gpu_pieces.py
       -> recording.py  the calls of each step, by bind functions of kernels/cuda
-      -> guards.py     which calls leave the Scope alone after a fault
       -> staging.py    what travels between host and GPU in one copy
       -> joins.py      calls that become one launch
       -> layout/       the order of the calls, offsets in one arena, streams of the captured graph
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
@@ -26,19 +26,18 @@ from minigraph.runtime.memory import Life, most_live
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.parallel.gpu_pieces import lay_pieces
 from minigraph.runtime.schedule import Schedule
-from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
 from .checks import Checks
-from .guards import check_guards, tell_guards
 from .joins import candidates, joins
 from .layout.graph_streams import OnStream
-from .layout.placement import ArenaLayout, Units, place, units_of
+from .layout.placement import ArenaLayout, place
+from .layout.units import Units, structure_of
 from .recording import record
 from .sizes import Siblings
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
-from .values import constant_steps, value_buffers
+from .values import sharing_of, value_buffers
 
 AS_RECORDED = Settling()
 
@@ -110,35 +109,38 @@ def bind_program(
     """
     checking = options.check_nan_inf
     siblings = siblings or Siblings()
-    schedule = siblings.schedule(
-        program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace
-    )
+    schedule, sharing = siblings.schedule(
+        program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace,
+        partial(sharing_of, checking=checking, inplace=options.inplace),
+    )  # fmt: skip
     binder = Binder(
         device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
         autotune=options.autotune, sure=settling.sure,
     )  # fmt: skip
     binder.notes += schedule.remarks
     checks = Checks(schedule, program, binder) if checking else None
-    constant = constant_steps(schedule) if not checking else ()
-    values = value_buffers(schedule, constant, options.inplace)
-    reports = len(schedule.steps) - 1 if checking else last_report(schedule.steps)
+    values = value_buffers(schedule, sharing)
     if options.inplace:
-        lay_pieces(values, reports + checking)
+        lay_pieces(values, sharing.reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(schedule, binder, values, settling.settle, reports, checks, siblings.earlier, siblings.templates)
-    check_guards(recorded)
-    tell_guards(recorded)
+    recorded = record(
+        schedule, binder, values, settling.settle, sharing.reports, checks, siblings.earlier, siblings.templates
+    )
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
-    written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in constant}
-    alone = [p for p in constant if all(b.owner is None for b in written[p])]
+    written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in sharing.constant}
+    alone = [p for p in written if all(b.owner is None for b in written[p])]
     once = frozenset(i for p in alone for i in recorded.spans[p])
     constants, constant_bytes = in_a_row(b for p in alone for b in written[p])
     staging = staging_of(recorded)
-    units = units_of(recorded, {id(b) for b, _ in constants}, siblings.units)
+    structure, blocks = structure_of(
+        recorded, once, {id(b) for b, _ in constants}, [b for b, _ in staging.fields], siblings.structures
+    )
+    units = Units(list(structure.units), blocks)
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)
     binder.joined, binder.gone = joined.launches, frozenset(joined.taken)
     elsewhere = {id(b) for b in values.outside.values()} | {id(b) for b, _ in (*staging.fields, *constants)}
-    placement = place(recorded, units, elsewhere, once | binder.gone, options.reuse, room, siblings.layouts)
+    absent = once | binder.gone
+    placement = place(recorded, structure, units, elsewhere, absent, options.reuse, room, siblings.layouts)
     return BoundProgram(
         program, schedule, binder, values.buffers, values.outside, values.results, recorded.spans, once, constants,
         constant_bytes, staging, units, checks, *placement,

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from minigraph.kernels.cuda.record.binder import i64
-from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Launch
 
 from .recording import Recorded
@@ -45,15 +44,23 @@ def check_guards(recorded: Recorded) -> None:
             assert _looking(recorded, own), f"{step.op.type} is guarded, but looks at no faults"
 
 
-def tell_guards(recorded: Recorded) -> None:
-    """Tell the guards that others come after, with kernels between that may report: the answer is needed again."""
+Told = list[tuple[int, bool]]  # guards by position, and whether no kernel that may report comes after them
+
+
+def told_guards(recorded: Recorded) -> Told:
+    """What guards are told: that others come after, with kernels between that may report, needs the answer again."""
     if not recorded.looking:
-        return
+        return []
     before = max((p for p in recorded.binder.wrong if p <= recorded.last), default=0)
     if any(b.size for b, _ in recorded.values.results):
         before = len(recorded.spans)
-    fault = recorded.binder.fault
-    for position in range(len(recorded.spans)):
-        for call in every_call(guards(recorded, position).values()):
+    return [(i, position >= before) for position in range(len(recorded.spans)) for i in guards(recorded, position)]
+
+
+def tell_guards(recorded: Recorded, told: Told) -> None:
+    """Tell the guards so, by their last argument."""
+    fault, calls = recorded.binder.fault, recorded.binder.calls
+    for i, last in told:
+        for call in calls[i].leaves():
             if isinstance(call, Launch) and call.looks_at(fault):
-                call.args = *call.args[:-1], i64(position >= before)
+                call.args = *call.args[:-1], i64(last)

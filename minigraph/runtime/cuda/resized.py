@@ -5,70 +5,108 @@ Where the sizes of values follow from those of the feeds as they did for others,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, SizeSymbol, Trace, Values
 from minigraph.kernels.cuda.record.templates import Templates
-from minigraph.runtime.schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
+from minigraph.runtime.schedule import (
+    Layout,
+    Schedule,
+    Show,
+    Step,
+    Value,
+    check_accepted,
+    flat,
+    inferred,
+)
 from minigraph.types import TensorType
 
+from .values import Sharing
 
-class TypesTemplate:
-    """The types of the values of a Schedule, with symbols for sizes.
+Share = Callable[[Schedule], Sharing]
+Holes = list[tuple[int, Any]]  # for each of some sizes the node of a trace, or -1 and the size
 
-    changing   the values with symbols: their number, data type, and each size as (node, size), of which one counts
+
+class ScheduleTemplate:
+    """The values of a Schedule, and how they share buffers, with symbols for sizes.
+
+    same      the values; of those that change, with sizes of no use
+    changing  the numbers of these, with their shape, and where they lie in the memory that they show
     """
 
-    def __init__(self, trace: Trace, values: Sequence[Value]) -> None:
-        self.values = trace.program()
-        self.changing: list[tuple[int, np.dtype, list[tuple[int, Any]]]] = []
-        for i, t in enumerate(v.type for v in values):
-            sizes = [(n.node, 0) if isinstance(n, SizeSymbol) else (-1, n) for n in t.shape]
-            if any(node >= 0 for node, _ in sizes):
-                self.changing.append((i, t.dtype, sizes))
+    def __init__(self, trace: Trace, schedule: Schedule, sharing: Sharing) -> None:
+        self.values, self.sharing = trace.program(), sharing
+        self.remarks = [(step, trace.text(text)) for step, text in schedule.remarks]
+        self.same, self.changing = list[Value](), list[tuple[int, Holes, Holes | None]]()
+        for i, v in enumerate(schedule.values):
+            shape, lies = _holes(v.type.shape), None
+            if v.layout is not None:
+                lies = _holes((v.layout.start, *v.layout.strides))
+            if any(node >= 0 for node, _ in (*shape, *(lies or ()))):
+                self.changing.append((i, shape, lies))
+                v = replace(v, type=TensorType((), v.type.dtype), layout=None)
+            self.same.append(v)
 
-    def give(self, found: Values, values: list[Value]) -> None:
-        """Give the values their types for these sizes; the other types are the same for all."""
-        for i, dtype, sizes in self.changing:
-            values[i].type = TensorType(tuple([found[n] if n >= 0 else size for n, size in sizes]), dtype)
+    def filled(self, found: Values) -> list[Value]:
+        """The values for these sizes."""
+        values = self.same.copy()
+        for i, shape, lies in self.changing:
+            v, layout = values[i], None
+            if lies is not None:
+                start, *strides = _sizes(lies, found)
+                layout = Layout(start, tuple(strides))
+            own = TensorType(tuple(_sizes(shape, found)), v.type.dtype)
+            values[i] = Value(v.name, own, v.producer, v.persistable, v.last_use, v.root, layout)
+        return values
+
+
+def _holes(sizes: Sequence[Any]) -> Holes:
+    return [(n.node, 0) if isinstance(n, SizeSymbol) else (-1, n) for n in sizes]
+
+
+def _sizes(holes: Holes, found: Values) -> list[int]:
+    return [found[node] if node >= 0 else size for node, size in holes]
 
 
 def resized(
-    like: Schedule, feeds: Mapping[str, TensorType], show: Show, known: Templates[TypesTemplate]
-) -> Schedule | None:  # fmt: skip
-    """What `Schedule` makes of these feeds; None where values would show other memory than in `like`.
+    like: Schedule, feeds: Mapping[str, TensorType], show: Show, share: Share, known: Templates[ScheduleTemplate]
+) -> tuple[Schedule, Sharing] | None:  # fmt: skip
+    """What `Schedule` and `share` make of these feeds; None where values would show other memory than in `like`.
 
     like   of the same program, fetches and names of feeds, with the same `show`
     known  for these; it gets what can be kept
     """
     made = copy(like)
-    made.values = _values(like)
-    sizes, before = (tuple([n for name in like.feeds for n in own[name].shape]) for own in (feeds, _fed(like)))
-    found = known.fitting(sizes) if known.made and known.vary_alike(before) else None
-    if found is None:
-        for name, index in like.feeds.items():
-            _retype(made.values[index], feeds[name])
-        made.steps = [_again(step, made.values, like.values) for step in like.steps]
-        _learn(known, like, sizes, made.values)
-    else:
-        found[0].give(found[1], made.values)
+    sizes = tuple([n for name in like.feeds for n in feeds[name].shape])
+    found = known.fitting(sizes)
+    if found is not None:
+        template, nodes = found
+        made.values, made.remarks = template.filled(nodes), template.remarks
         made.steps = [_with_types(step, made.values) if step.typed else step for step in like.steps]
+        return made, template.sharing
+    made.values = _values(like)
+    if not _retyped(made, like, [feeds[name] for name in like.feeds], show):
+        return None
+    sharing = share(made)
+    _learn(known, like, sizes, show, share, made, sharing)
+    return made, sharing
+
+
+def _retyped(made: Schedule, like: Schedule, feeds: Sequence[TensorType], show: Show) -> bool:
+    """Find types, and what shows other memory, anew; whether that is the same memory as before."""
+    for index, found in zip(like.feeds.values(), feeds, strict=True):
+        if made.values[index].type != found:  # else the same object, so that readers need not look closely
+            made.values[index].type = found
+    made.steps = [_again(step, made.values, like.values) for step in like.steps]
     made.remarks = show(made)
     for new, old in zip(made.values, like.values, strict=True):
         if new.root != old.root:
-            return None  # other lives, and others that may be overwritten
+            return False  # other lives, and others that may be overwritten
         new.last_use = old.last_use
-    return made
-
-
-def _fed(like: Schedule) -> dict[str, TensorType]:
-    """The types of its feeds."""
-    return {name: like.values[index].type for name, index in like.feeds.items()}
+    return True
 
 
 def _values(like: Schedule) -> list[Value]:
@@ -76,34 +114,30 @@ def _values(like: Schedule) -> list[Value]:
     return [Value(v.name, v.type, v.producer, v.persistable, -1, i) for i, v in enumerate(like.values)]
 
 
-def _learn(known: Templates[TypesTemplate], like: Schedule, sizes: tuple[int, ...], found: Sequence[Value]) -> None:
-    """Keep a template of the types that were found for these sizes of feeds."""
+def _learn(
+    known: Templates[ScheduleTemplate], like: Schedule, sizes: tuple[int, ...], show: Show, share: Share,
+    found: Schedule, sharing: Sharing,
+) -> None:  # fmt: skip
+    """Keep a template of what was found for these sizes of feeds."""
     traced = known.trace(sizes)
     if traced is None:
         return
     trace, symbols = traced
-    left, values = iter(symbols), _values(like)
+    left, made = iter(symbols), copy(like)
+    made.values = _values(like)
+    feeds = [
+        TensorType(tuple([next(left) for _ in t.shape]), t.dtype)
+        for t in (like.values[index].type for index in like.feeds.values())
+    ]  # fmt: skip
     try:
-        for index in like.feeds.values():
-            t = values[index].type
-            values[index].type = TensorType(tuple([next(left) for _ in t.shape]), t.dtype)
-        for step in like.steps:
-            _again(step, values, like.values)
-        made = TypesTemplate(trace, values)
+        if not _retyped(made, like, feeds, show):
+            return
+        one = ScheduleTemplate(trace, made, share(made))
     except NO_SYMBOLS:
         return
-    again = made.values([symbol.value for symbol in trace.symbols])
-    given = _values(like)
-    if again is not None:
-        made.give(again, given)
-        if [v.type for v in given] == [v.type for v in found]:
-            known.keep(made)
-
-
-def _retype(value: Value, found: TensorType) -> None:
-    """The same object as before where the type is, so that readers need not look closely."""
-    if value.type != found:
-        value.type = found
+    again = one.values([symbol.value for symbol in trace.symbols])
+    if again is not None and (one.filled(again), one.remarks, one.sharing) == (found.values, found.remarks, sharing):
+        known.keep(one)
 
 
 def _with_types(step: Step, values: Sequence[Value]) -> Step:

@@ -21,8 +21,10 @@ from minigraph.program.prune import Prune
 from minigraph.runtime.schedule import Schedule, Show
 from minigraph.types import TensorType
 
-from .layout.placement import ArenaLayout, KnownUnits, Layouts
-from .resized import TypesTemplate, resized
+from .layout.placement import ArenaLayout, Layouts
+from .layout.units import Structures
+from .resized import ScheduleTemplate, Share, resized
+from .values import Sharing
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
 PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
@@ -35,9 +37,9 @@ class Siblings:
     """What plans of one program that differ in the sizes of their feeds know of each other.
 
     earlier   what operators recorded that are the same for all sizes
-    types     those of the values of such Schedules, as far as what was found for some sizes holds for more
+    values    those of such Schedules, as far as what was found for some sizes holds for more
     templates what others recorded, as far as it holds for more sizes
-    units     what their calls read and write
+    structures what follows from which buffers their calls touch
     layouts   where blocks of temporary memory lie in the largest that are there
     schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
@@ -46,9 +48,9 @@ class Siblings:
     """
 
     earlier: Earlier = field(default_factory=dict)
-    types: defaultdict[Any, Templates[TypesTemplate]] = field(default_factory=lambda: defaultdict(Templates))
+    values: defaultdict[Any, Templates[ScheduleTemplate]] = field(default_factory=lambda: defaultdict(Templates))
     templates: Known = field(default_factory=dict)
-    units: KnownUnits = field(default_factory=dict)
+    structures: Structures = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
     schedules: WeakValueDictionary[Any, Schedule] = field(default_factory=WeakValueDictionary)
     plans: int = 0
@@ -57,13 +59,20 @@ class Siblings:
     connected: Callable[[], Any] = lambda: None
 
     def schedule(
-        self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool
-    ) -> Schedule:
-        """The Schedule of a program, which is that of these plans; all but fetches and feeds is the same for them."""
+        self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool,
+        share: Share,
+    ) -> tuple[Schedule, Sharing]:  # fmt: skip
+        """The Schedule of a program, which is that of these plans, and what `share` makes of it.
+
+        All but fetches and feeds is the same for them.
+        """
         key = tuple(fetches), frozenset(feeds)
         like = self.schedules.get(key)
-        made = resized(like, feeds, show, self.types[key]) if like is not None else None
-        return made or Schedule(program, feeds, fetches, prune, show=show, inplace=inplace)
+        made = resized(like, feeds, show, share, self.values[key]) if like is not None else None
+        if made is None:
+            schedule = Schedule(program, feeds, fetches, prune, show=show, inplace=inplace)
+            made = schedule, share(schedule)
+        return made
 
     def keep(self, schedule: Schedule, layout: ArenaLayout) -> None:
         """A plan has this Schedule and lies so."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.runtime.overwriting import dies, named_input
 from minigraph.runtime.schedule import Schedule, Step, flat
+from minigraph.runtime.undo import last_report
 
 SMALL = 16 << 10  # bytes of a value up to which it is kept, or travels with others in one copy
 
@@ -81,53 +81,82 @@ def constant_steps(schedule: Schedule) -> tuple[int, ...]:
     return tuple(i for i, step in enumerate(schedule.steps) if is_constant(step))
 
 
-def value_buffers(schedule: Schedule, constant: Collection[int], inplace: bool = True) -> ValueBuffers:
-    """A buffer for each value; `constant` are steps whose results are kept from run to run."""
-    values = schedule.values
-    shown = {written: updated for step in schedule.steps for written, updated in step.updates}
-    buffers: list[Any] = [None if i in shown else Buffer(v.type.shape, v.type.dtype) for i, v in enumerate(values)]
-    made = ValueBuffers(schedule, buffers)
-    for name, index in schedule.persistables.items():
-        made.outside[name] = buffers[index]
+class Sharing(NamedTuple):
+    """Which values of a Schedule lie in one buffer, by their numbers.
+
+    constant  positions of the steps whose results are kept from run to run
+    reports   that of the last step that may refuse values; -1 where none does
+    lies_in   for each value the first of those that lie in its buffer
+    outside   {name of what the Scope owns: (value, whether it lies in the buffer of this one, or in another like it)}
+    results   (value, name): temporary values that are copied to persistables at the end
+    views     by the value whose memory they show
+    """
+
+    constant: tuple[int, ...]
+    reports: int
+    lies_in: list[int]
+    outside: dict[str, tuple[int, bool]]
+    results: list[tuple[int, str]]
+    views: dict[int, list[int]]
+
+
+def sharing_of(schedule: Schedule, checking: bool = False, inplace: bool = True) -> Sharing:
+    """Which values shall lie in one buffer; `checking`: all results are looked at for NaN."""
+    lies_in, steps = [*range(len(schedule.values))], schedule.steps
+    constant = constant_steps(schedule) if not checking else ()
+    reports = len(steps) - 1 if checking else last_report(steps)
+    made = Sharing(constant, reports, lies_in, {name: (i, True) for name, i in schedule.persistables.items()}, [], {})
     writers: dict[str, list[int]] = {}
-    for position, step in enumerate(schedule.steps):
+    for position, step in enumerate(steps):
         for written, updated in step.updates:
-            buffers[written] = buffers[updated]
+            lies_in[written] = lies_in[updated]
         if inplace:
-            _take_over(made, position, step, constant)
+            _take_over(schedule, made, position, step)
         for index, name in step.stored:
             writers.setdefault(name, []).append(index)
     for name, indices in writers.items():
         last = indices[-1]
         if name not in made.outside and len(indices) == 1:  # written once, never read before: in its place
-            made.outside[name] = buffers[last]
+            made.outside[name] = last, True
             continue
-        own = made.outside.get(name)
-        if own is None:
-            own = made.outside[name] = Buffer(values[last].type.shape, values[last].type.dtype)
-        if buffers[last] is not own:
-            made.results.append((buffers[last], name))
-    for index, value in enumerate(values):
+        own, within = made.outside.setdefault(name, (last, False))
+        if not within or lies_in[last] != lies_in[own]:
+            made.results.append((last, name))
+    for index, value in enumerate(schedule.values):
         if value.root != index:
             made.views.setdefault(value.root, []).append(index)
+    return made
+
+
+def value_buffers(schedule: Schedule, sharing: Sharing) -> ValueBuffers:
+    """A buffer for each value."""
+    values, buffers = schedule.values, list[Buffer]()
+    for i, first in enumerate(sharing.lies_in):
+        buffers.append(buffers[first] if first < i else Buffer((own := values[i].type).shape, own.dtype))
+    outside = {
+        name: buffers[i] if within else Buffer(values[i].type.shape, values[i].type.dtype)
+        for name, (i, within) in sharing.outside.items()
+    }  # fmt: skip
+    results = [(buffers[i], name) for i, name in sharing.results]
+    made = ValueBuffers(schedule, buffers, outside, results, views=sharing.views)
     for root in made.views:
         made.lay(root, buffers[root])
     return made
 
 
-def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collection[int]) -> None:
+def _take_over(schedule: Schedule, made: Sharing, position: int, step: Step) -> None:
     """Let outputs of a pointwise kernel be the memory of inputs that nobody reads later.
 
     Each of its threads reads all that it needs before it writes; kernels of other forms may not.
     """
-    values, opdef = made.schedule.values, step.op.opdef
+    values, opdef = schedule.values, step.op.opdef
     if not opdef.is_expression and "in_place" not in opdef.traits:
         return
 
     def is_temporary(i: int) -> bool:
         """Whether the memory of value i may hold something else; what is fed may lie where its owner wants it again."""
         producer = values[i].producer
-        return not values[i].persistable and producer >= 0 and producer not in constant
+        return not values[i].persistable and producer >= 0 and producer not in made.constant
 
     free = [i for i in dict.fromkeys(step.read) if is_temporary(i) and dies(step, position, values, i)]
     for slot, output in enumerate(step.outputs):
@@ -136,9 +165,9 @@ def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collecti
         for place, index in enumerate(flat([output])):
             if values[index].persistable:
                 continue
-            own = [named[place]] if isinstance(named, list) else flat([named])
+            own = named[place : place + 1] if isinstance(named, list) else flat([named])
             fitting = (i for i in (*own, *others) if i in free and values[i].type == values[index].type)
             source = next(fitting, None)
             if source is not None:
-                made.buffers[index] = made.buffers[source]
+                made.lies_in[index] = made.lies_in[source]
                 free.remove(source)

@@ -78,7 +78,9 @@ class AgreedPlan:
             "digest": self.digest, "step": scope.steps[self.program.origin], "changed": self._changed(group, scope),
             "missing": self._missing(scope) if group.rank == 0 else [],
         }  # fmt: skip
-        all_of = [json.loads(text) for text in group.texts(json.dumps(own))]
+        texts = group.texts(json.dumps(own))
+        said = {text: json.loads(text) for text in set(texts)}  # mostly one
+        all_of = [said[text] for text in texts]
         if any(each["digest"] != self.digest for each in all_of):
             self._refuse(group)
         scope.steps[self.program.origin] = all_of[0]["step"]

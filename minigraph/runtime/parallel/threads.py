@@ -1,6 +1,7 @@
 """ThreadGroup: the ranks are threads of this process, which meet at a barrier.
 
     exchange:  put down the pieces -> all are there -> combine what lies for this rank -> all are through
+    texts:     put down the text -> all are there
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Barrier:
 class Meeting:
     """Where the ranks of one process meet.
 
-    table   what each rank has put down: its call, its pieces
+    tables  what each rank has put down: its call, its pieces; two that take turns, so that who goes on to the next
+            call overwrites nothing that another one still reads
     came    how often each rank has come
     failed  (rank, error) of the one that failed first, not because of another one where there is such
     scopes  in which the ranks run
@@ -64,7 +66,7 @@ class Meeting:
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
         self.size, self.timeout = size, timeout
         self.barrier = Barrier(size)
-        self.table: list[tuple[str, Pieces]] = [("", ())] * size
+        self.tables: list[list[tuple[str, Any]]] = [[("", ())] * size for _ in range(2)]
         self.came = [0] * size
         self.failed: tuple[int, BaseException] | None = None
         self.scopes: Sequence[Any] = ()
@@ -109,7 +111,7 @@ class ThreadGroup(Group):
     """The group as one of its threads sees it."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
-        self.meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.meeting, self.rank, self.size, self._calls = meeting, rank, meeting.size, 0
 
     @property
     def scopes(self) -> Sequence[Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -117,13 +119,22 @@ class ThreadGroup(Group):
 
     def exchange(self, pieces: Pieces, combine: Callable[[list[np.ndarray]], Any], label: str) -> Any:
         """Pieces are read where they lie; a rank goes on when all others have read its own."""
-        meeting = self.meeting
-        meeting.table[self.rank] = label, pieces
-        meeting.wait(self.rank, label)
-        _check_same(self.rank, [label for label, _ in meeting.table])
-        made = combine([given[self.rank] for _, given in meeting.table])
-        meeting.wait(self.rank, label)
+        made = combine([given[self.rank] for given in self._put_down(pieces, label)])
+        self.meeting.wait(self.rank, label)
         return made
+
+    def texts(self, text: str) -> list[str]:
+        """As in Group; a text never changes, so nobody waits until all have read it."""
+        return self._put_down(text, "texts")
+
+    def _put_down(self, given: Any, label: str) -> list[Any]:
+        """What all ranks give to this call, once all have come to it."""
+        self._calls += 1
+        table = self.meeting.tables[self._calls % 2]
+        table[self.rank] = label, given
+        self.meeting.wait(self.rank, label)
+        _check_same(self.rank, [label for label, _ in table])
+        return [given for _, given in table]
 
 
 def _check_same(rank: int, labels: Sequence[str]) -> None:

@@ -79,7 +79,7 @@ def decorate(
     scale = check_scale(numbers.pop("init_loss_scaling"))
     if half != float16 and (init_loss_scaling is None or use_dynamic_loss_scaling):
         scale = 1.0
-    if level == "O2":
+    if level == "O2" and rule.multi_precision != (master_weight is not False):
         rule.multi_precision = master_weight is not False
     steps = check_steps_and_ratios(incr_ratio=incr_ratio, **numbers)
     return OptimizerWithMixedPrecision(

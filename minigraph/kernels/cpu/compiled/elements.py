@@ -21,7 +21,7 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba import cfunc, extending, njit, types
+from numba import cfunc, njit, types
 from numba.extending import overload
 from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import carray, from_dtype
@@ -30,15 +30,13 @@ from minigraph.kernels.cores import cores
 from minigraph.kernels.parallel import together
 from minigraph.kernels.updates import Loop, elements
 
+from .counted import LINE, counted, intrinsic
 from .kept import OPTIONS, kept
 
 BLOCK = 16384  # elements that a thread takes at once
 SHARE = 131072  # elements that are worth another thread, which takes time to wake
-LINE = 8  # counters in a cache line: threads that count do not disturb each other
 INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python never calls it
 CALLED = types.int64(*[types.int64] * 5)  # machine code as work() of handed_out calls it
-
-intrinsic: Any = extending.intrinsic(prefer_literal=True)  # what it makes has a parameter less than the function
 
 _bodies: dict[str, Any] = {}  # loops that other compiled code calls by name
 
@@ -103,7 +101,7 @@ def handed_out() -> Callable[..., int]:
         while passed < threads:
             owner = (me + passed) % threads
             begin, end = size * owner // threads, size * (owner + 1) // threads
-            blocks, turn = (end - begin + BLOCK - 1) // BLOCK, _counted(turns, owner * LINE, 1)
+            blocks, turn = (end - begin + BLOCK - 1) // BLOCK, counted(turns, owner * LINE, 1)
             if turn >= blocks:
                 passed += 1
                 continue
@@ -116,7 +114,7 @@ def handed_out() -> Callable[..., int]:
                     _call_at(address, table[i].ctypes.data, first, n, numbers[rows[i]].ctypes.data, changed)
                 start, i = start + n, i + 1
             done += length
-            _counted(turns, threads * LINE, length)
+            counted(turns, threads * LINE, length)
         return done
 
     words, word = types.int64[::1], types.int64
@@ -217,14 +215,3 @@ def _call_at(context, address, row, first, n, numbers, changed):
         return context.call_function_pointer(builder, builder.inttoptr(values[0], function), values[1:])
 
     return types.int64(types.int64, *CALLED.args), emit
-
-
-@intrinsic
-def _counted(context, counters, index, more):
-    """The value of a counter, to which `more` is added at once."""
-
-    def emit(context, builder, signature, values):
-        array = context.make_array(signature.args[0])(context, builder, values[0])
-        return builder.atomic_rmw("add", builder.gep(array.data, [values[1]]), values[2], "seq_cst")
-
-    return types.int64(counters, types.intp, types.int64), emit

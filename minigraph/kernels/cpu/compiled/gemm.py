@@ -17,13 +17,42 @@ from numba import njit, types
 from numba.extending import overload
 
 from . import vectors
+from .counted import LINE, counted
 from .kept import kept
-from .vectors import BYTES, COLUMNS, LANES, ROWS, SIZE, add_tile, copy, number_at, put, transpose
+from .vectors import (
+    BYTES,
+    COLUMNS,
+    LANES,
+    ROWS,
+    SIZE,
+    add_tile,
+    add_vector,
+    copy,
+    keep,
+    number_at,
+    positive_part,
+    put,
+    put_bits,
+    transpose,
+)
 
 # of what is written into the machine code from there; numba looks at changes of this file alone
 SOURCE = hashlib.sha256(str(vectors.__spec__.loader.get_source(vectors.__name__)).encode()).hexdigest()
 DEPTH = 256  # products that a tile adds up before it is written: its operands then fit the first cache
-TOGETHER = 8  # panels that are written at the same time: as many lines as a set of the first cache has
+INNER = 1024  # products that are added up before the rest: so many numbers of a row are copied at once
+# A product c = a @ b and what follows on it, as numbers:
+PRODUCT = (
+    "inner",  # products that are added up, 1 at least
+    "a", "a_row", "a_inner",  # address, bytes from a row to the next, from a number of a row to the next
+    "b", "b_inner", "b_column",  # the same
+    "c", "c_row",  # rows of c have no gaps
+    "bias",  # address of numbers that are added to each row of c then; 0 for none
+    "relu",  # not 0 where numbers below 0 become 0 then
+    # address of bits, bytes from a row to the next, whole vectors of them; 0 for none. With relu each is written:
+    # whether its number is above 0. Without, numbers whose bit is 0 become 0
+    "mask", "mask_row",
+)  # fmt: skip
+TOGETHER = 8  # products of a panel that are copied at once: whole lines are written, and few rows read at a time
 
 
 def measured_here() -> bool:
@@ -32,61 +61,137 @@ def measured_here() -> bool:
 
 
 def room(rows: int, columns: int, inner: int) -> int:
-    """Bytes of memory that `multiply` needs."""
+    """Bytes of memory that a piece of so many rows and columns needs."""
+    inner = min(inner, INNER)
     wide = -(-columns // COLUMNS) * COLUMNS
-    return (-(-rows // ROWS) * ROWS * inner + wide * min(inner, DEPTH) + ROWS * COLUMNS) * SIZE + BYTES
+    return (-(-rows // ROWS) * ROWS * inner + wide * (min(inner, DEPTH) + 1) + ROWS * COLUMNS) * SIZE + BYTES
 
 
 @cache
-def multiply() -> Callable[..., None]:
-    """multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh): c = a @ b.
+def handed_out() -> Callable[..., int]:
+    """work(products, pieces, turns, memory) -> the number of multiplications that it did.
 
-    m, n, k  rows, columns, products that are added up, 1 at least
-    a, b, c  addresses; a_row is from a row of `a` to the next in bytes, and so on; rows of c have no gaps
-    more     not 0 where c is added to
-    memory   address of as many bytes as `room` says
-    fresh    0 where `memory` holds the rows of `a` from a call before, with the same m and k and any n
+    products  int64 [products, len(PRODUCT)], as PRODUCT says
+    pieces    int64 [pieces, 5]: number of a product, its first row and how many, its first column and how many
+    turns     int64: how many pieces have been begun, and at LINE how many multiplications are done
+    memory    address of as many bytes as `room` says of each piece; of this thread alone
     """
 
     source = SOURCE
 
-    def multiply(m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh):
+    def work(products, pieces, turns, memory):
         # machine code on disk is found by the values of such variables
         source  # noqa: B018  # pyright: ignore[reportUnusedExpression]
+        own, before, copied = 0, -1, -1
+        while True:
+            turn = counted(turns, 0, 1)
+            if turn >= len(pieces):
+                return own
+            which, i, m, j, n = pieces[turn]
+            k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, bias, relu, mask, mask_row = products[which]
+            fresh = which != before or i != copied or k > INNER
+            a, b, c = a + i * a_row, b + j * b_column, c + i * c_row + j * SIZE
+            bias, mask = bias + j * SIZE if bias != 0 else 0, mask + i * mask_row + j // 8 if mask != 0 else 0
+            for start in range(0, k, INNER):
+                _multiply(
+                    m, n, min(INNER, k - start), a + start * a_inner, a_row, a_inner, b + start * b_inner, b_inner,
+                    b_column, c, c_row, start, memory, fresh, start + INNER >= k, bias, relu, mask, mask_row,
+                )  # fmt: skip
+            before, copied = which, i
+            own += m * n * k
+            counted(turns, LINE, m * n * k)
+
+    words, rows = types.int64[::1], types.int64[:, ::1]
+    return kept(njit, types.int64(rows, rows, words, types.int64), nogil=True)(work)
+
+
+def _multiply(
+    m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask, mask_row
+):  # fmt: skip
+    """c = a @ b, and what follows on it.
+
+    m, n, k  rows, columns, products that are added up, 1 at least; `more` of these are in c already
+    fresh    whether `memory` does not hold the rows of `a` from a call before, with the same m and k and any n
+    last     whether these are the last products
+    """
+
+
+@overload(_multiply)
+def _(
+    m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask, mask_row
+):  # fmt: skip
+    def multiply(
+        m, n, k, a, a_row, a_inner, b, b_inner, b_column, c, c_row, more, memory, fresh, last, bias, relu, mask,
+        mask_row,
+    ):  # fmt: skip
         high, wide = (m + ROWS - 1) // ROWS * ROWS, (n + COLUMNS - 1) // COLUMNS * COLUMNS
         rows = (memory + BYTES - 1) // BYTES * BYTES
         columns = rows + high * k * SIZE
         edge = columns + wide * min(k, DEPTH) * SIZE
+        padded = edge + ROWS * COLUMNS * SIZE
+        if bias != 0 and last:
+            _move(bias, wide * SIZE, padded, wide * SIZE, 1, n, 1, wide)
         for start in range(0, k, DEPTH):
             depth = min(DEPTH, k - start)
-            if fresh != 0:
+            if fresh:
                 _pack(rows, a + start * a_inner, a_row, a_inner, m, depth, ROWS)
             _pack(columns, b + start * b_inner, b_column, b_inner, n, depth, COLUMNS)
             for i in range(0, m, ROWS):
                 for j in range(0, n, COLUMNS):
-                    place, inside = c + i * c_row + j * SIZE, i + ROWS <= m and j + COLUMNS <= n
-                    to, step, added = (place, c_row, more + start) if inside else (edge, COLUMNS * SIZE, 0)
-                    add_tile(rows + i * depth * SIZE, columns + j * depth * SIZE, to, step, depth, added)
+                    place, across, down = c + i * c_row + j * SIZE, min(COLUMNS, n - j), min(ROWS, m - i)
+                    inside = across == COLUMNS and down == ROWS
+                    to, step = (place, c_row) if inside else (edge, COLUMNS * SIZE)
+                    if not inside and more + start != 0:
+                        _move(place, c_row, edge, step, down, across, ROWS, COLUMNS)
+                    add_tile(rows + i * depth * SIZE, columns + j * depth * SIZE, to, step, depth, more + start)
+                    if last and start + depth == k:
+                        added = padded + j * SIZE if bias != 0 else 0
+                        bits = mask + i * mask_row + j // 8 if mask != 0 else 0
+                        _follow(to, step, down, added, relu, bits, mask_row)
                     if not inside:
-                        _put_edge(edge, place, c_row, min(ROWS, m - i), min(COLUMNS, n - j), more + start)
+                        _move(edge, step, place, c_row, down, across, down, across)
             rows += high * depth * SIZE
 
-    return kept(njit, types.none(*[types.int64] * 14), nogil=True)(multiply)
+    return multiply
 
 
-def _put_edge(edge, place, step, rows, columns, more):
-    """Write the part of a tile that lies inside the result."""
+def _move(source, row, to, step, rows, columns, high, wide):
+    """Write rows of numbers, and zeros beyond them up to `high` rows and `wide` columns."""
 
 
-@overload(_put_edge)
-def _(edge, place, step, rows, columns, more):
-    def put_edge(edge, place, step, rows, columns, more):
+@overload(_move)
+def _(source, row, to, step, rows, columns, high, wide):
+    def move(source, row, to, step, rows, columns, high, wide):
+        for i in range(high):
+            for j in range(wide):
+                inside = i < rows and j < columns
+                put(number_at(source + i * row + j * SIZE) if inside else np.float32(0), to + i * step + j * SIZE)
+
+    return move
+
+
+def _follow(at, step, rows, bias, relu, bits, bits_row):
+    """What follows on the sums of a tile, as PRODUCT says it; `bias` and `bits` are those of the tile."""
+
+
+@overload(_follow)
+def _(at, step, rows, bias, relu, bits, bits_row):
+    def follow(at, step, rows, bias, relu, bits, bits_row):
+        if bias == 0 and relu == 0 and bits == 0:
+            return
         for i in range(rows):
-            for j in range(columns):
-                number, at = number_at(edge + (i * COLUMNS + j) * SIZE), place + i * step + j * SIZE
-                put(number_at(at) + number if more != 0 else number, at)
+            for j in range(0, COLUMNS, LANES):
+                numbers, some = at + i * step + j * SIZE, bits + i * bits_row + j // 8
+                if bias != 0:
+                    add_vector(numbers, bias + j * SIZE)
+                if relu != 0:
+                    above = positive_part(numbers)
+                    if bits != 0:
+                        put_bits(above, some)
+                elif bits != 0:
+                    keep(numbers, some)
 
-    return put_edge
+    return follow
 
 
 def _pack(to, source, row, inner, rows, depth, width):
@@ -107,9 +212,9 @@ def _(to, source, row, inner, rows, depth, width):
         whole, ended, panel = rows // many * many, 0, depth * SIZE  # `ended` k are done for all of the whole panels
         if row == SIZE:
             ended = depth
-            for begin in range(0, whole, TOGETHER * many):
-                for k in range(depth):
-                    for i in range(begin, min(begin + TOGETHER * many, whole), many):
+            for begin in range(0, depth, TOGETHER):
+                for i in range(0, whole, many):
+                    for k in range(begin, min(begin + TOGETHER, depth)):
                         copy(to + i * panel + k * many * SIZE, source + k * inner + i * SIZE, many)
         elif inner == SIZE:
             ended = depth // LANES * LANES

@@ -33,11 +33,11 @@ class Vectors:
 
     def load(self, address: Any, type_: Any = VECTOR) -> Any:
         """What lies at an address; it need not begin where a vector would."""
-        return self.builder.load(self._pointer(address, type_), align=SIZE)
+        return self.builder.load(self._pointer(address, type_), align=_alignment(type_))
 
     def store(self, value: Any, address: Any) -> None:
         """Write to an address."""
-        self.builder.store(value, self._pointer(address, value.type), align=SIZE)
+        self.builder.store(value, self._pointer(address, value.type), align=_alignment(value.type))
 
     def broadcast(self, address: Any) -> Any:
         """The number at an address, in all lanes."""
@@ -64,6 +64,11 @@ class Vectors:
 
     def _pointer(self, address: Any, type_: Any) -> Any:
         return self.builder.inttoptr(address, type_.as_pointer())
+
+
+def _alignment(type_: Any) -> int:
+    """Bytes whose multiple an address is: of bits only one is."""
+    return 1 if isinstance(type_, ir.IntType) else SIZE
 
 
 @intrinsic
@@ -162,3 +167,54 @@ def put(context, number, address):
         return context.get_dummy_value()
 
     return types.none(types.float32, types.int64), emit
+
+
+@intrinsic
+def add_vector(context, to, other):
+    """Add LANES numbers to others."""
+
+    def emit(context, builder, signature, values):
+        v, (to, other) = Vectors(builder), values
+        v.store(builder.fadd(v.load(to), v.load(other)), to)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), emit
+
+
+@intrinsic
+def positive_part(context, at):
+    """Of LANES numbers those above 0 and NaN stay, others become 0, not -0; bits that say which are above."""
+
+    def emit(context, builder, signature, values):
+        v, zeros = Vectors(builder), ir.Constant(VECTOR, [0.0] * LANES)
+        numbers = v.load(values[0])
+        v.store(builder.select(builder.fcmp_unordered(">", numbers, zeros), numbers, zeros), values[0])
+        bits = builder.bitcast(builder.fcmp_ordered(">", numbers, zeros), ir.IntType(LANES))
+        return builder.zext(bits, WORD)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def keep(context, at, bits):
+    """Of LANES numbers those whose bit, in memory, is 0 become 0."""
+
+    def emit(context, builder, signature, values):
+        v, (at, bits) = Vectors(builder), values
+        chosen = builder.bitcast(v.load(bits, ir.IntType(LANES)), ir.VectorType(ir.IntType(1), LANES))
+        zeros = ir.Constant(VECTOR, [0.0] * LANES)
+        v.store(builder.select(chosen, v.load(at), zeros), at)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), emit
+
+
+@intrinsic
+def put_bits(context, bits, at):
+    """Write the bits of LANES numbers."""
+
+    def emit(context, builder, signature, values):
+        Vectors(builder).store(builder.trunc(values[0], ir.IntType(LANES)), values[1])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), emit

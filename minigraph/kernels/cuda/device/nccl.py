@@ -41,11 +41,10 @@ class Communicator:
         _check_devices(group, index)
         self.rank, self.timeout = group.rank, timeout
         self.ends = nccl.NcclCommunicator(group.size, number, group.rank)
-        self.begun: tuple[float, Any] | None = None  # when a run was handed over, the event at its end
+        self.begun: tuple[float, Any] = 0.0, None  # when the latest run was handed over, the event at its end
+        self.ended: Any = None  # the latest event that was seen
         self.problem: str | None = None
-        self._changed = threading.Condition()
-        weak = weakref.ref(self)
-        threading.Thread(target=_watch, args=(weak, self._changed), daemon=True, name="minigraph nccl").start()
+        threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True, name="minigraph nccl").start()
 
     def arguments(
         self, kind: str, destination: int, source: int, sizes: tuple[int, int], dtype: Any, root: int
@@ -81,9 +80,7 @@ class Communicator:
         """A run was given to a stream: it must be done within the timeout."""
         event = cupy.cuda.Event(disable_timing=True)
         cupy.cuda.runtime.eventRecord(event.ptr, stream)
-        with self._changed:
-            self.begun = time.monotonic(), event
-            self._changed.notify()
+        self.begun = time.monotonic(), event  # seen at the next look: waking the watcher would cost each step more
 
     def check(self) -> None:
         """A RankError where the communicator was given up."""
@@ -92,17 +89,19 @@ class Communicator:
 
     def look(self) -> bool:
         """Look at what runs, and give up the communicator where it failed or hangs; whether something still runs."""
-        if self.begun is None or self.problem is not None:
-            return False
         since, event = self.begun
-        status = self.ends.check_async_error()
-        if status not in (nccl.NCCL_SUCCESS, nccl.NCCL_IN_PROGRESS if hasattr(nccl, "NCCL_IN_PROGRESS") else 7):
-            self._give_up(f"NCCL error {status} on rank {self.rank}: another rank is gone")
-        elif event.done:
-            self.begun = None
+        if event is self.ended or self.problem is not None:
+            return False
+        try:
+            self.ends.check_async_error()
+        except nccl.NcclError as problem:
+            self._give_up(f"NCCL error {problem.status} on rank {self.rank}: another rank is gone")
+            return False
+        if event.done:
+            self.ended = event
         elif time.monotonic() - since > self.timeout:
             self._give_up(f"rank {self.rank} waits for another one in a collective for {self.timeout:g} s")
-        return self.begun is not None and self.problem is None
+        return event is not self.ended and self.problem is None
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem
@@ -126,11 +125,10 @@ def _check_devices(group: Group, index: int) -> None:
     )  # fmt: skip
 
 
-def _watch(weak: Any, changed: threading.Condition) -> None:
-    """Look at a communicator while something runs, until it is gone."""
+def _watch(weak: Any) -> None:
+    """Look at a communicator again and again, until it is gone."""
     while True:
-        with changed:
-            changed.wait(LOOKS)
+        time.sleep(LOOKS)
         ranks = weak()
         if ranks is None or ranks.problem is not None:
             return

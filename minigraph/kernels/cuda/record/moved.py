@@ -35,13 +35,15 @@ class Recording(NamedTuple):
     """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted.
 
     fault   the record of faults, of which a guard has no more than its address
+    wrong   what it would report, had it elements: no call of its reports; None where it never does
     """
 
-    calls: list[tuple[Call, list[Buffer]]]
+    calls: list[tuple[Call, Sequence[Buffer]]]
     given: list[Buffer]
     scratch: list[Buffer]
     notes: list[str]
     fault: Buffer
+    wrong: str | None = None
 
 
 Earlier = dict[int, tuple[Any, Recording]]
@@ -123,7 +125,7 @@ class Repeats:
     def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Key, Recording] = {}
-        self._touched: dict[int, tuple[Call, list[Buffer]]] = {}  # by id of the call, which lives as long
+        self._touched: dict[int, tuple[Call, Sequence[Buffer]]] = {}  # by id of the call, which lives as long
 
     def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
@@ -131,14 +133,15 @@ class Repeats:
             return
         scratch = list(self.binder.scratches[-1])
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
-        touched = [(call, _roots([call])) for call in calls]
+        touched: list[tuple[Call, Sequence[Buffer]]] = [(call, _roots([call])) for call in calls]
         if {id(b) for b in (*given, *scratch, *shared)}.issuperset([id(b) for _, roots in touched for b in roots]):
-            own = Recording(touched, given, scratch, notes, self.binder.fault)
+            wrong = self.binder.wrong.get(self.binder.step)
+            own = Recording(touched, given, scratch, notes, self.binder.fault, wrong)
             self.known[key], self.earlier[self.binder.step] = own, (key, own)
             self._touched.update((id(call), (call, roots)) for call, roots in touched)
 
     def remember(
-        self, key: Key, given: list[Buffer], filled: list[tuple[Call, list[Buffer]]], calls: Sequence[Call],
+        self, key: Key, given: list[Buffer], filled: list[tuple[Call, Sequence[Buffer]]], calls: Sequence[Call],
         notes: list[str],
     ) -> None:  # fmt: skip
         """As `keep`, for calls of a template, `filled`, if they are those that run."""
@@ -158,6 +161,8 @@ class Repeats:
         places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in known.scratch}
         for text in known.notes:
             self.binder.note(text)
+        if known.wrong is not None:
+            self.binder.wrong[self.binder.step] = known.wrong
         copies = []
         for call, touched in known.calls:
             there = [places[id(b)] for b in touched]  # before `places` gets what shows them

@@ -185,6 +185,11 @@ class Trace:
 
         return values
 
+    @property
+    def nodes(self) -> int:
+        """How many values `program` gives."""
+        return len(self._initial)
+
     def text(self, text: str) -> str:
         """A text with the values of the symbols in it, which are those of other sizes, too."""
         if BEGIN not in text:

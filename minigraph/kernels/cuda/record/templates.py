@@ -10,8 +10,9 @@ bind function does that a template cannot hold (tables, arenas, reports, calls o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
+from functools import partial
+from operator import is_, itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,7 +25,9 @@ from .moved import GivenBuffers
 from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, Values
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
-Fill = Callable[[Values, list[Buffer]], Any]  # from the values of a trace, and buffers by number
+Pool = list[Any]
+_Place = tuple[int, int]  # a part of a pool and a number in it
+_VALUE, _SAME, _BUFFER, _MADE = range(4)  # the parts of a pool, in their order
 Bind = Callable[[Binder, Sequence[Buffer]], None]  # records the calls for these buffers
 
 
@@ -35,118 +38,138 @@ class Unfit(Exception):
 class CallTemplate:
     """Calls of one operator with symbols for sizes.
 
-    Buffers have numbers: what the operator is given, what owns that, scratch, the record of faults, views of these.
+    For other sizes there is a pool: the values of the trace, what is the same for all sizes, the buffers that the
+    operator is given and what owns them, scratch, the record of faults. Then each thing that sizes or buffers reach,
+    views, arguments, calls, is made of things that lie there before it, and lies behind them.
     """
 
     def __init__(self, trace: Trace, binder: Binder, given: Sequence[Buffer]) -> None:
         """Of the calls that `binder` has, which are those of an operator that was given these buffers."""
         self.trace, scratch = trace, binder.scratches[-1]
         known = *given, *scratch, binder.fault
-        self.numbers, self.count = {id(b): i for i, b in enumerate(known)}, len(known)
-        self.roots = {id(owner(b)): i for i, b in enumerate(known)}
-        self.scratch = [(self._fill(b.shape), b.shape, b.dtype) for b in scratch]
-        self.views: list[Fill] = []
-        self.calls: list[tuple[Fill, list[int]]] = []
+        self._places: dict[int, _Place] = {id(b): (_BUFFER, i) for i, b in enumerate(known)}
+        roots = {id(owner(b)): i for i, b in enumerate(known)}
+        self.same: list[Any] = []
+        self._made: list[tuple[Callable[..., Any], list[_Place]]] = []
+        shapes = [[self._place(n) for n in b.shape] for b in scratch]
+        calls: list[_Place] = []
+        touched: list[list[_Place]] = []
         for call in binder.calls:
-            fill = self._fill(call)
-            if fill is None or not all(one.repeatable for one in call.leaves()):
+            if not all(one.repeatable for one in call.leaves()):
                 raise Unfit
-            touched = dict.fromkeys(id(owner(b)) for b in call.buffers())
-            self.calls.append((fill, [self._root(key) for key in touched]))
+            calls.append(self._place(call))
+            own = dict.fromkeys(id(owner(b)) for b in call.buffers())
+            if not roots.keys() >= own.keys():
+                raise Unfit
+            touched.append([(_BUFFER, roots[key]) for key in own])
         self.notes = [trace.text(text) for _, text in binder.notes]
         self.wrong = trace.text(binder.wrong[binder.step]) if binder.step in binder.wrong else None
         self.answers = binder.answers if any(call.products() for call in every_call(binder.calls)) else None
         self.values = trace.program()
+        starts = {_VALUE: 0, _SAME: trace.nodes, _BUFFER: trace.nodes + len(self.same)}
+        starts[_MADE] = starts[_BUFFER] + len(known)
+
+        def taken(places: Sequence[_Place]) -> Callable[[Pool], Sequence[Any]]:
+            return _taken([starts[kind] + number for kind, number in places])
+
+        self.scratch = [(taken(shape), b.dtype) for shape, b in zip(shapes, scratch, strict=True)]
+        self.made = [(make, taken(parts)) for make, parts in self._made]
+        self.calls = taken(calls)
+        self.touched = [taken(own) for own in touched]
+        del self._places, self._made  # they have symbols
 
     def filled(
         self, values: Values, given: Sequence[Buffer], scratch: Callable[[Any, np.dtype], Buffer], fault: Buffer
-    ) -> list[tuple[Call, list[Buffer]]]:
+    ) -> list[tuple[Call, Sequence[Buffer]]]:
         """The calls for these values and buffers, each with the owners of what it touches."""
-        buffers = list(given)
-        for fill, shape, dtype in self.scratch:
-            buffers.append(scratch(fill(values, buffers) if fill is not None else shape, dtype))
-        buffers.append(fault)
-        for view in self.views:
-            buffers.append(view(values, buffers))
-        return [(call(values, buffers), [owner(buffers[i]) for i in roots]) for call, roots in self.calls]
+        pool = [*values, *self.same, *given]
+        for shape, dtype in self.scratch:
+            pool.append(scratch(tuple(shape(pool)), dtype))
+        pool.append(fault)
+        for make, parts in self.made:
+            pool.append(make(*parts(pool)))
+        return list(zip(self.calls(pool), [own(pool) for own in self.touched], strict=True))
 
-    def _root(self, key: int) -> int:
-        if key not in self.roots:
-            raise Unfit
-        return self.roots[key]
-
-    def _fill(self, value: Any) -> Fill | None:
-        """What makes a value for other sizes; None where it is the same for all."""
-        if isinstance(value, str) and (fixed := self.trace.text(value)) != value:
-            return lambda *_: fixed
-        if isinstance(value, FIXED):
-            return None
+    def _place(self, value: Any) -> _Place:
+        """Where a value will lie in the pool; Unfit where it cannot be made there."""
         if isinstance(value, SizeSymbol):
-            node = value.node
-            return lambda values, _: values[node]
-        if isinstance(value, Scalar):
-            kind, node = value.kind, value.symbol.node
-            return lambda values, _: kind(values[node])
+            return _VALUE, value.node
         if isinstance(value, Buffer):
-            number = self._number(value)
-            return lambda _, buffers: buffers[number]
+            known = self._places.get(id(value))
+            if known is None:
+                known = self._places[id(value)] = self._view(value)
+            return known
+        if isinstance(value, Scalar):
+            return self._composed(value, value.kind, [value.symbol])
         if isinstance(value, Call):
-            return self._made(type(value), [getattr(value, name) for name in names_of(type(value))], True)
-        if isinstance(value, Words):
-            names, like = list(vars(value)), copy(value)
-            return self._made(lambda *facts: _with_facts(like, zip(names, facts, strict=True)), [*vars(value).values()])
-        if isinstance(value, (list, tuple)):
-            named = hasattr(value, "_fields")
             kind = type(value)
-            return self._made(kind if named else lambda *items: kind(items), list(value))
+            return self._composed(None, kind, [getattr(value, name) for name in names_of(kind)])
+        if isinstance(value, Words):
+            facts = vars(value)
+            return self._composed(value, partial(_words, type(value), list(facts)), list(facts.values()))
+        if isinstance(value, (list, tuple)):
+            kind = type(value)
+            make = kind if hasattr(kind, "_fields") else _together if kind is tuple else _listed
+            return self._composed(value, make, list(value))
         if isinstance(value, Mapping):
             keys = list(value)
-            return self._made(lambda *items: dict(zip(keys, items, strict=True)), list(value.values()))
-        if isinstance(value, (set, frozenset)) and all(isinstance(x, FIXED) for x in value):
-            return None
+            return self._composed(value, lambda *items: dict(zip(keys, items, strict=True)), list(value.values()))
+        if isinstance(value, str):
+            return self._kept(self.trace.text(value))
+        if isinstance(value, FIXED) or (
+            isinstance(value, (set, frozenset)) and all(isinstance(x, FIXED) for x in value)
+        ):
+            return self._kept(value)
         raise Unfit
 
-    def _made(self, make: Callable[..., Any], parts: list[Any], anew: bool = False) -> Fill | None:
-        """What makes a value of parts; `anew`: also where all of these are the same for all sizes."""
-        holes = [(i, fill) for i, part in enumerate(parts) if (fill := self._fill(part)) is not None]
-        if not holes and not anew:
-            return None
+    def _kept(self, value: Any) -> _Place:
+        self.same.append(value)
+        return _SAME, len(self.same) - 1
 
-        def made(values: Values, buffers: list[Buffer]) -> Any:
-            own = parts.copy()
-            for i, part in holes:
-                own[i] = part(values, buffers)
-            return make(*own)
+    def _composed(self, value: Any, make: Callable[..., Any], parts: Sequence[Any]) -> _Place:
+        """What is made of parts; `value` where all of them are the same for all sizes, unless it is None."""
+        before, places = len(self.same), [self._place(part) for part in parts]
+        if value is not None and all(kind == _SAME for kind, _ in places):
+            own = [self.same[number] for _, number in places]
+            del self.same[before:]
+            return self._kept(value if all(map(is_, own, parts)) else make(*own))  # a text may have had symbols
+        self._made.append((make, places))
+        return _MADE, len(self._made) - 1
 
-        return made
-
-    def _number(self, buffer: Buffer) -> int:
-        """The number of a buffer; one that shows another is noted as a view of it."""
-        known = self.numbers.get(id(buffer))
-        if known is not None:
-            return known
+    def _view(self, buffer: Buffer) -> _Place:
+        """A buffer that shows another one."""
         if buffer.owner is None or type(buffer) is not Buffer:
             raise Unfit
-        shown = self._number(buffer.owner)
-        facts = self._made(lambda *facts: facts, [buffer.shape, buffer.alignment, buffer.offset, buffer.steps], True)
-        assert facts is not None
         dtype = buffer.dtype
 
-        def view(values: Values, buffers: list[Buffer]) -> Buffer:
-            shape, alignment, offset, steps = facts(values, buffers)
+        def view(shown: Buffer, shape: Any, alignment: int, offset: int, steps: Any) -> Buffer:
             made = Buffer(shape, dtype, alignment=alignment)
-            made.owner, made.offset, made.steps = buffers[shown], offset, steps
+            made.owner, made.offset, made.steps = shown, offset, steps
             return made
 
-        self.numbers[id(buffer)] = number = self.count + len(self.views)
-        self.views.append(view)
-        return number
+        facts = buffer.owner, buffer.shape, buffer.alignment, buffer.offset, buffer.steps
+        return self._composed(None, view, facts)
 
 
-def _with_facts(like: Words, facts: Iterable[tuple[str, Any]]) -> Words:
-    """Words that differ from others in these attributes."""
-    made = copy(like)
-    vars(made).update(facts)
+def _taken(places: Sequence[int]) -> Callable[[Pool], Sequence[Any]]:
+    """A function that takes what lies at these places of a pool."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+def _together(*items: Any) -> tuple[Any, ...]:
+    return items
+
+
+def _listed(*items: Any) -> list[Any]:
+    return list(items)
+
+
+def _words(kind: type[Words], names: Sequence[str], *facts: Any) -> Words:
+    """Words with these attributes."""
+    made = kind.__new__(kind)
+    vars(made).update(zip(names, facts, strict=True))
     return made
 
 
@@ -312,7 +335,9 @@ class Resized:
             known = self.known[self.binder.step] = key, Templates()
         return known[1]
 
-    def filled(self, templates: Templates[CallTemplate], given: GivenBuffers) -> list[tuple[Call, list[Buffer]]] | None:
+    def filled(
+        self, templates: Templates[CallTemplate], given: GivenBuffers
+    ) -> list[tuple[Call, Sequence[Buffer]]] | None:  # fmt: skip
         """The operator's calls, each with the owners of what it touches; None where no template fits."""
         found = templates.fitting(given.sizes)
         if found is None:

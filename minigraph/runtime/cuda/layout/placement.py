@@ -8,15 +8,14 @@ fits into the place of its like. So it needs no search of its own, takes no more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
 from minigraph.kernels.one_piece import rounded
-from minigraph.runtime.cuda.guards import guards
 from minigraph.runtime.cuda.recording import Recorded
 from minigraph.runtime.memory import Life, apart, layout
 
@@ -31,9 +30,8 @@ from .order import (
     mattering,
     most_needed,
 )
+from .units import Structure, Units
 
-BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
-UNITS_KEPT = 64  # lists of units of one program
 KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
 
 
@@ -127,140 +125,9 @@ class Placement(NamedTuple):
     layout: ArenaLayout
 
 
-class Units(NamedTuple):
-    """What each call reads and writes, in numbers of buffers, and the buffers by these numbers."""
-
-    units: list[Unit]
-    blocks: dict[int, Buffer]
-
-
-KnownUnits = dict[Any, list[Unit]]  # by all that they follow from
-
-
-def units_of(recorded: Recorded, constants: Collection[int], known: KnownUnits | None = None) -> Units:
-    """A Unit for each call; `constants` are ids of buffers that are written before the first run.
-
-    known  those of plans of the same program for other sizes, whose calls mostly touch blocks in the same way
-    """
-    binder = recorded.binder
-    if known is None or binder.tables or binder.arenas:
-        return _units(recorded, constants)
-    touched_by, calls, values = recorded.repeats.touched_by, binder.calls, recorded.values
-    roots = [[owner(b) for b in touched_by(call)] for call in calls]
-    by_id = {id(b): b for own in roots for b in own}
-    numbers = {key: number for number, key in enumerate(by_id)}
-
-    def named(buffers: Iterable[Buffer]) -> tuple[int | None, ...]:
-        return tuple([numbers.get(id(owner(b))) for b in buffers])
-
-    key = (
-        recorded.schedule.lineage, tuple([tuple([numbers[id(b)] for b in own]) for own in roots]),
-        tuple(map(len, recorded.spans)), recorded.rest, recorded.stores, recorded.agreed, recorded.looking,
-        tuple(binder.wrong), tuple(map(type, calls)),
-        tuple([(i, numbers.get(id(b))) for i, call in enumerate(calls) for b in call.reads]),
-        named(values.buffers), named(values.outside.values()), named([b for b, _ in values.results]),
-        named([binder.counter, binder.fault]), frozenset(numbers[key] for key in constants if key in numbers),
-    )  # fmt: skip
-    units = known.get(key)
-    if units is None:
-        made = _units(recorded, constants)
-        if len(known) >= UNITS_KEPT:
-            known.clear()
-        known[key] = list(made.units)
-        return made
-    ignored = {id(binder.fault), *constants}
-    blocks = [b for key, b in by_id.items() if key not in ignored]
-    return Units(list(units), dict(enumerate(blocks)))
-
-
-def _units(recorded: Recorded, constants: Collection[int]) -> Units:
-    """As `units_of`, found anew."""
-    binder = recorded.binder
-    numbers: dict[int, int] = {}
-    blocks: dict[int, Buffer] = {}
-    ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
-    tables = {id(t.buffer): t.words.buffers for t in binder.tables}
-    units: list[Unit] = []
-    touched_by, blocks_of, nothing = recorded.repeats.touched_by, binder.blocks(), frozenset[int]()
-    own_by = _Own(recorded, blocks_of)
-    ordered = frozenset[int]()  # the latest call that keeps its order among others
-    reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
-    for position, span in enumerate((*recorded.spans, recorded.rest)):
-        read_only = _read_only(recorded, position, own_by)
-        read_only.update(tables)
-        own = guards(recorded, position)
-        for at in span:
-            call = binder.calls[at]
-            touched = touched_by(call)
-            if tables and (read := {id(owner(b)) for b in touched} & tables.keys()):
-                touched = [*touched, *(b for t in read for b in tables[t])]
-            if binder.arenas:
-                given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
-            else:
-                given = {(key := id(root)): (root, key) for root in map(owner, touched)}
-            reads: set[int] = set()  # an empty set[int]() takes ten times as long
-            writes: set[int] = set()
-            after = nothing
-            if at in own:
-                after = reporters
-                waited.append(at)
-            elif id(binder.fault) in given:
-                after = frozenset(waited) | reporters if at in recorded.agreed else frozenset(waited)
-                reporters = reporters | {at}
-            if call.ordered:
-                after, ordered = after | ordered, frozenset([at])
-            unchanged = read_only
-            if at in recorded.stores:  # what its step reads of the Scope's arrays is written here
-                unchanged = read_only - binder.outside
-            elif call.reads:
-                unchanged = read_only.union(map(id, call.reads))
-            for key, (b, root) in given.items():
-                if key not in ignored:
-                    number = numbers.get(key)
-                    if number is None:
-                        number = numbers[key] = len(numbers)
-                        blocks[number] = b
-                    (reads if key in unchanged or root in unchanged else writes).add(number)
-            units.append(Unit(reads, writes, call.on_host, after, call.ordered))
-    return Units(units, blocks)
-
-
-class _Own:
-    """Ids of the buffers that own values, and of their blocks."""
-
-    def __init__(self, recorded: Recorded, blocks_of: BlocksOf) -> None:
-        self.buffers, self.blocks_of = recorded.values.buffers, blocks_of
-        self.known: dict[int, set[int]] | None = {} if recorded.binder.arenas else None  # else a block owns itself
-
-    def of(self, values: Sequence[int]) -> set[int]:
-        """Those of some values."""
-        known, buffers = self.known, self.buffers
-        if known is None:
-            return {id(b if (b := buffers[i]).owner is None else owner(b)) for i in values}
-        found: set[int] = set()
-        for i in values:
-            own = known.get(i)
-            if own is None:
-                buffer = buffers[i]
-                own = known[i] = {id(owner(buffer)), *map(id, self.blocks_of(buffer))}
-            found |= own
-        return found
-
-
-def _read_only(recorded: Recorded, position: int, own: _Own) -> set[int]:
-    """Ids of the buffers that own what a step, or the end, reads and does not update; of members of arenas, too."""
-    steps = recorded.schedule.steps
-    if position == len(steps):
-        return {id(b) for b, _ in recorded.values.results}
-    step = steps[position]
-    read = own.of(step.read)
-    read.add(id(recorded.binder.counter))
-    return read - own.of(step.written)
-
-
 def place(
-    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool, room: int = 0,
-    layouts: Layouts | None = None,
+    recorded: Recorded, structure: Structure, units: Units, elsewhere: Collection[int], absent: Collection[int],
+    reuse: bool, room: int = 0, layouts: Layouts | None = None,
 ) -> Placement:  # fmt: skip
     """The order of calls, and offsets in the arena of all but the buffers with ids in `elsewhere`.
 
@@ -268,7 +135,32 @@ def place(
     room     bytes that are there anyway: what fits into them as it was recorded needs no better order
     layouts  of plans of the same program for other sizes: what fits into one of these lies there
     """
-    units, schedule, buffers = made.units, recorded.schedule, recorded.values.buffers
+    buffers, key = recorded.values.buffers, (absent, tuple(recorded.binder.joined), reuse)
+    known = structure.asked.get(key)
+    if known is None:
+        known = structure.asked[key] = _asked(recorded, units, elsewhere, absent, reuse)
+    asked, loose = known
+    blocks = [units.blocks[n] for n in asked.own]
+    roots = list({id(root): root for root in map(owner, blocks)}.values()) + [buffers[i] for i in loose]
+    pieces = [b.nbytes for b in roots]
+    pairs = zip(asked.inside, blocks, strict=True)
+    sizes = [pieces[piece] if roots[piece] is b else b.nbytes for (piece, _), b in pairs]
+    there = layouts.fitting(asked, sizes, pieces) if layouts is not None else None
+    if there is None:
+        own = {*asked.own}
+        outside = {n: b.nbytes for n, b in units.blocks.items() if n not in own}
+        there = _laid_out(asked, sizes, pieces, outside, room)
+    own_lives = [Life(nbytes, life.first, life.last) for nbytes, life in zip(pieces, there.lives, strict=True)]
+    offsets = list(zip(roots, there.offsets, strict=True))
+    end = max((at + rounded(nbytes) for nbytes, at in zip(pieces, there.offsets, strict=True)), default=0)
+    return Placement(there.order, list(zip(roots, own_lives, strict=True)), offsets, end, there)
+
+
+def _asked(
+    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool
+) -> tuple[Asked, list[int]]:  # fmt: skip
+    """What the layout follows from besides sizes, and a value for each piece of the arena that no call touches."""
+    schedule, buffers = recorded.schedule, recorded.values.buffers
     tables = {id(t.buffer) for t in recorded.binder.tables}
     own = {n: b for n, b in made.blocks.items() if id(b) not in elsewhere and id(b) not in tables and b.ptr is None}
     blocks_of = recorded.binder.blocks()
@@ -276,30 +168,15 @@ def place(
         {id(b) for i in some for b in blocks_of(buffers[i])} for some in (schedule.feeds.values(), schedule.fetched)
     )
     given, kept = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, fetched))
-    found: dict[int, tuple[int, Buffer]] = {}  # pieces by the ids of what owns them
-    inside = []
-    for root, at in map(root_and_offset, own.values()):
-        piece, _ = found.setdefault(id(root), (len(found), root))
-        inside.append((piece, at))
+    found: dict[int, int] = {}  # numbers of pieces by the ids of what owns them
+    inside = [(found.setdefault(id(root), len(found)), at) for root, at in map(root_and_offset, own.values())]
     loose = _untouched(buffers, {*elsewhere, *found})
-    asked = Asked(units, list(own), inside, len(loose), given, kept, absent, reuse)
-    roots = [*(root for _, root in found.values()), *loose]
-    pieces = [b.nbytes for b in roots]
-    pairs = zip(inside, own.values(), strict=True)
-    sizes = [pieces[piece] if roots[piece] is b else b.nbytes for (piece, _), b in pairs]
-    there = layouts.fitting(asked, sizes, pieces) if layouts is not None else None
-    if there is None:
-        outside = {n: b.nbytes for n, b in made.blocks.items() if n not in own}
-        there = _laid_out(asked, sizes, pieces, outside, room)
-    own_lives = [Life(nbytes, life.first, life.last) for nbytes, life in zip(pieces, there.lives, strict=True)]
-    offsets = list(zip(roots, there.offsets, strict=True))
-    end = max((at + rounded(b.nbytes) for b, at in offsets), default=0)
-    return Placement(there.order, list(zip(roots, own_lives, strict=True)), offsets, end, there)
+    return Asked(made.units, list(own), inside, len(loose), given, kept, absent, reuse), loose
 
 
-def _untouched(buffers: Sequence[Buffer], known: set[int]) -> list[Buffer]:
-    """What no call touches, but for buffers with ids in `known`."""
-    return list({id(b): b for b in buffers if b.owner is None and id(b) not in known}.values())
+def _untouched(buffers: Sequence[Buffer], known: set[int]) -> list[int]:
+    """A value for each buffer that no call touches, but for buffers with ids in `known`."""
+    return list({id(b): i for i, b in enumerate(buffers) if b.owner is None and id(b) not in known}.values())
 
 
 def _laid_out(

@@ -1,0 +1,122 @@
+"""Rules that a user writes beside what all updates share: loss scaling, overflow, merged gradients, ranks, pruning."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import nn, static
+from minigraph.incubate.optimizer import GradientMergeOptimizer
+from minigraph.program import unique_name
+from minigraph.program.scope import Scope
+
+RATE, RUNS = 0.1, 6
+
+
+class Written(mg.optimizer.Optimizer):
+    """Momentum, by hand."""
+
+    def append_update(self, g, param, grad, lr):
+        m = self.state(param, "velocity")
+        mg.assign(m * 0.9 + grad, output=m)
+        mg.assign(param - m * lr, output=param)
+
+
+class Doubled(mg.optimizer.Momentum):
+    """A rule that hands another gradient to a rule that is there."""
+
+    def append_update(self, g, param, grad, lr):
+        super().append_update(g, param, grad * 2.0, lr)
+
+
+class Wrapped(mg.optimizer.Momentum):
+    """A rule that a decorator shows as the one that is there."""
+
+    @functools.wraps(mg.optimizer.Momentum.append_update)
+    def append_update(self, g, param, grad, lr):
+        Written.append_update(self, g, param, grad, lr)
+
+
+def of_one_object(rate, **more):
+    """A rule that one optimizer has, not its class."""
+    optimizer = mg.optimizer.Optimizer(rate, **more)
+    optimizer.append_update = functools.partial(Written.append_update, optimizer)
+    return optimizer
+
+
+RULES = {  # a user's rule, and what does the same
+    "written": (Written, mg.optimizer.Momentum), "handed on": (Doubled, lambda rate, **more: mg.optimizer.Momentum(
+        rate, rescale_grad=2.0, **more)),
+    "wrapped": (Wrapped, mg.optimizer.Momentum), "of one object": (of_one_object, mg.optimizer.Momentum),
+}  # fmt: skip
+WRAPPED = {
+    "alone": lambda o: o,
+    "merged": lambda o: GradientMergeOptimizer(o, 2),
+    "scaled": lambda o: static.amp.decorate(o, dtype="float16", init_loss_scaling=2.0**8),
+    "overflow": lambda o: static.amp.decorate(
+        o, dtype="float16", init_loss_scaling=2.0**30, decr_every_n_nan_or_inf=1, decr_ratio=2.0**-22
+    ),
+    "merged and scaled": lambda o: GradientMergeOptimizer(
+        static.amp.decorate(o, dtype="float16", init_loss_scaling=2.0**8), 2
+    ),
+}
+
+
+def trained(rule, wrapped, clip=None, compiled=False, ranks=1, fetched=False):
+    """All states, by the names that both rules give them."""
+    main, startup, scope = static.Program(), static.Program(), Scope()
+    main.random_seed = startup.random_seed = 5
+    with static.program_guard(main, startup), unique_name.guard():
+        x = static.data("x", [None, 3])
+        loss = mg.mean(mg.square(nn.Linear(4, 1)(mg.tanh(nn.Linear(3, 4)(x))) - 1.0))
+        minimized = wrapped(rule(RATE, grad_clip=clip)).minimize(loss)
+    exe = static.Executor()
+    exe.run(startup, scope=scope)
+    strategy = static.BuildStrategy.all() if compiled else static.BuildStrategy()
+    program = static.CompiledProgram(main, strategy) if ranks == 1 else (
+        static.CompiledProgram(main).with_data_parallel(loss.name, strategy, places=static.cpu_places(ranks))
+    )
+    for i in range(RUNS):
+        feed = {"x": np.random.default_rng(i).normal(size=(8, 3)).astype("float32")}
+        exe.run(program, feed, [loss, minimized] if fetched else [loss], scope=scope)
+    exe.close()
+    return {n: np.array(a) for n, a in main.state_dict(scope=scope).items()}
+
+
+@pytest.mark.parametrize("way", [{}, {"compiled": True}, {"ranks": 2}, {"fetched": True},
+                                 {"clip": nn.ClipGradByGlobalNorm(0.5)}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("rule", RULES)
+def test_it_gives_what_the_rule_that_is_there_gives(rule, wrapped, way):
+    own, known = (trained(make, WRAPPED[wrapped], **way) for make in RULES[rule])
+    assert own.keys() == known.keys()
+    for name, value in known.items():
+        assert np.isfinite(value).all()
+        if "@GRAD@" not in name:
+            np.testing.assert_allclose(own[name], value, rtol=5e-3, atol=5e-4, err_msg=name)
+
+
+def test_a_gradient_of_16_bits_is_divided_by_the_scale_in_float32():
+    """1 / 48000 has few bits left in float16, and 1 / 2**26 none."""
+
+    class Kept(mg.optimizer.Optimizer):
+        def append_update(self, g, param, grad, lr):
+            mg.assign(grad, output=param)
+
+    for scale in (48000.0, 2.0**26):
+        main, startup, scope = static.Program(), static.Program(), Scope()
+        with static.program_guard(main, startup), unique_name.guard():
+            w = static.create_parameter([4], "float16", name="w")
+            rule = Kept(RATE)
+            factor = static.data("factor", [1])
+            rule._set_auxiliary_var("grad_scale", factor)
+            rule.apply_gradients([(w, mg.assign(static.data("grad", [4], "float16")))])
+        exe, grad = static.Executor(), np.array([1, 3, 1000, 60000], "float16")
+        exe.run(startup, scope=scope)
+        feed = {"factor": np.array([1 / scale], "float32"), "grad": grad}
+        exe.run(main, feed, scope=scope)
+        expected = (grad.astype("float64") * np.float64(feed["factor"])).astype("float16")
+        np.testing.assert_array_equal(scope.read("w"), expected)
