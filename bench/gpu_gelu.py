@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,24 @@ def input_gradient(shape: Shape, dtype: str, approximate: bool) -> Case:
     return _case("slope", shape, dtype, approximate, inputs, op, plain, exact, torch)
 
 
+def with_sums(shape: Shape, dtype: str) -> Case:
+    """The same in the tanh form with the sums of its columns, the gradient of the bias before this layer."""
+    case = input_gradient(shape, dtype, True)
+
+    def op(g: Any, v: Vars) -> Sequence[Any]:
+        attrs = {"activation_grad": "gelu_grad", "approximate": True, "needs": ["DX", "DXSums"]}
+        found = g.fused_gemm_epilogue_grad(v["d"], v["h"], v["w"], v["z"], **attrs)
+        return [output for output in found if output is not None]
+
+    def exact(rows: CaseRows) -> Sequence[Any]:
+        found = (rows.device("d") @ rows.device("w").T) * tanh_slope(rows.gpu.cupy, rows.device("z"))
+        return [found, found.sum(axis=0)]
+
+    programs = {arm: op for arm in case.programs if arm != "plain"} | {"plain": case.programs["plain"]}
+    title = case.title.replace("slope", "slope and sums")
+    return replace(case, title=title, programs=programs, exact=exact, torch=None)
+
+
 def _case(
     what: str, shape: Shape, dtype: str, approximate: bool, inputs: dict[str, Input], op: Any, plain: Any, exact: Any,
     torch: Any,
@@ -103,6 +122,7 @@ def cases() -> Iterator[Case]:
             yield from (make(shape, dtype, False) for shape in shapes)
             blocks = (*FEED_FORWARD, *GPT) if dtype == "bfloat16" else FEED_FORWARD[:1]
             yield from (make(shape, dtype, True) for shape in (LARGE, *blocks))
+    yield from (with_sums(shape, "bfloat16") for shape in (LARGE, *FEED_FORWARD, GPT[0]))
 
 
 BENCH = GpuBench("gpu_gelu", "Products of linear layers with gelu, rows x columns x sum", lambda: list(cases()))

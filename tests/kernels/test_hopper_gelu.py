@@ -15,11 +15,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on thi
 
 KERNEL = """
 extern "C" __global__ void each(const float* x, float* to, int n) {
-    for (int i = 0; i < n; i += 2) {
-        float p = x[i], q = x[i + 1];
-        %s;
-        to[i] = p, to[i + 1] = q;
-    }
+    for (int i = 0; i < n; i++) to[i] = %s(x[i]);
 }
 """
 FAR = np.geomspace(40, 2.0**60, 2048)
@@ -27,12 +23,12 @@ NUMBERS = np.concatenate([np.linspace(-40, 40, 1 << 14), FAR, -FAR])
 
 
 def computed(x, form, slope):
-    """What the kernel's functions give for pairs of neighbours."""
+    """What the kernel's function gives for each."""
     text = {"SLOPE": f"({slope_text(form)})"} if slope else {"GELU": f"({activation_text(form)})"}
     defines = {"T": "bf16", "PTX_T": '"bf16"', "TANH": int(form == "gelu_tanh"), **text}
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
-    call = "float a = p, b = q; slopes(a, b, p, q)" if slope else "activate(p, q)"
-    source = read_source("record/prelude.cuh") + head + read_source("matmul/hopper_product.cuh") + KERNEL % call
+    functions = read_source("record/prelude.cuh") + head + read_source("matmul/hopper_product.cuh")
+    source = functions + KERNEL % ("slope" if slope else "gelu")
     x, to = np.ascontiguousarray(x), np.empty_like(x)
     launch(source, "each", (1, 1, 1), (1, 1, 1), (x.ctypes.data, to.ctypes.data, np.int32(x.size)))
     return to.astype(float)
@@ -40,9 +36,9 @@ def computed(x, form, slope):
 
 @pytest.mark.parametrize("slope", [False, True], ids=["gelu", "slope"])
 @pytest.mark.parametrize("form", ["gelu", "gelu_tanh"])
-def test_they_are_exact_beside_any_neighbour(form, slope, rng):
-    """Neighbours share a reciprocal; the slope of a large number is 1 all the same."""
-    x = np.stack([rng.permutation(NUMBERS), rng.permutation(NUMBERS)]).T.reshape(-1).astype(float32)
+def test_they_are_exact(form, slope):
+    """The slope of a large number is 1, whatever its square."""
+    x = NUMBERS.astype(float32)
     z, approximate = x.astype(float), form == "gelu_tanh"
     if slope:
         exact = OPS["gelu_grad"].reference(z, np.ones_like(z), approximate=approximate)

@@ -10,6 +10,9 @@ static inline u32 there(u32 address, int rank) { return rank * WINDOW + address 
 struct alignas(16) float4 {
     float x, y, z, w;
 };
+struct int2 {
+    int x, y;
+};
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -82,6 +85,15 @@ static void load_box_for(u32 to, const TensorMap& map, u32 barrier, int x, int y
     for (int rank = 0; blocks >> rank; ++rank)
         if (blocks >> rank & 1) load_box(there(to, rank), map, there(barrier, rank), x, y, z, w);
 }
+// A box from shared memory; what lies outside the tensor is left out.
+static void store_box(const TensorMap& map, u32 from, int x, int y) {
+    const u64* m = map.words;
+    for (int r = 0; r < int(m[8]); ++r)
+        for (int c = 0; c < 64; ++c)
+            if (y + r >= 0 && y + r < int(m[2]) && x + c < int(m[1]))
+                ((unsigned short*)m[0])[x + c + (y + r) * m[5]] = *(unsigned short*)at_address(swizzled(from + r * 128 + 2 * c));
+}
+static inline void store_global(void* to, const u32 (&x)[4]) { memcpy(to, x, 16); }
 static inline float4 load_from_others(const float4* from) { return *from; }
 
 static inline u64 descriptor(u32 sixteenths, u32 leading, u32 stride) {
@@ -119,6 +131,14 @@ template <int N> static void wgmma_ss(float (&d)[N], u64 a, u64 b, int add = 1) 
     for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, false);
     multiplied(d, x, b, false, add);
 }
+template <int N> static void wgmma_of_columns(float (&d)[N], u64 a, u64 b, bool by_rows, int add) {
+    const int row = threadIdx.x % 128 / 32 * 16 + lane_id() / 4;
+    float x[2][16];
+    for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, true);
+    multiplied(d, x, b, by_rows, add);
+}
+template <int N> static void wgmma_ss_at(float (&d)[N], u64 a, u64 b, int add = 1) { wgmma_of_columns(d, a, b, false, add); }
+template <int N> static void wgmma_ss_at_bt(float (&d)[N], u64 a, u64 b, int add = 1) { wgmma_of_columns(d, a, b, true, add); }
 template <int N> static void wgmma_rs_bt(float (&d)[N], const u32 (&a)[4], u64 b, int add = 1) {
     const unsigned first = host_thread->number / 32 * 32;
     memcpy(shown[host_thread->number], a, sizeof a);
@@ -169,5 +189,23 @@ static inline void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
         const unsigned two = shown[first + column * 4 + lane % 8 / 2][lane / 8];
         ((unsigned short*)at_address(to))[column] = (unsigned short)(two >> 16 * (lane % 2));
     }
+    __syncwarp();
+}
+static inline u32 load_word(u32 from) { return *(u32*)at_address(from); }
+static inline void load_quad(u32 (&x)[4], u32 from) { memcpy(x, at_address(from), 16); }
+// Four matrices of 8 x 8 as accumulators lie; lane l gives the address of row l % 8 of l / 8.
+static inline void store_matrices(u32 to, const u32 (&x)[4]) {
+    const unsigned first = host_thread->number / 32 * 32, lane = lane_id();
+    memcpy(shown[host_thread->number], x, sizeof x);
+    __syncwarp();
+    for (unsigned i = 0; i < 4; ++i) ((u32*)at_address(to))[i] = shown[first + lane % 8 * 4 + i][lane / 8];
+    __syncwarp();
+}
+#undef load_matrices  // that of cuda_host.h takes a pointer
+static inline void load_matrices(u32 (&x)[4], u32 from) {
+    const unsigned first = host_thread->number / 32 * 32, lane = lane_id();
+    memcpy(shown[host_thread->number], at_address(from), 16);
+    __syncwarp();
+    for (unsigned i = 0; i < 4; ++i) x[i] = shown[first + i * 8 + lane / 4][lane % 4];
     __syncwarp();
 }

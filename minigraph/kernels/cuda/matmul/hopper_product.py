@@ -14,14 +14,15 @@ from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap, hopper_source, wgmma
 from minigraph.types import bfloat16, float16, float32
 
-from .product import GELU, Product, Shape
+from .product import GELU, Product
 
 NAME = "kernel for large products"
 TILE = 256  # columns, and rows of the two blocks that load together
 STEP, BOX = 64, 64  # of the sum; rows of a box whose rows run along m or n
-ROWS = 16  # of a tile, whose numbers in a column a warp adds up
+ROWS = 64  # of a tile, whose numbers in a column a warp adds up
 THREADS = 384
 STAGE_BYTES, PIECE_BYTES = 48 << 10, 8 << 10
+PIECES = 4  # of a tile, on its way
 ALIGNED = 16  # bytes: of addresses and rows
 LEAST = 1 << 35  # multiply-adds from which it is tried, and comes first
 NARROW = 8  # with gelu it is tried from an eighth on
@@ -35,22 +36,20 @@ class TileLoop(NamedTuple):
     """How a product is worked off.
 
     slices   in which a finished tile is: not more than a tile has steps
-    spread   steps of the next tile for each of them: the copy engine takes a slice away before another needs its room
+    piece    steps of the next tile for each of its four pieces: one is taken away before another needs its room
     stages   steps along the sum that are on their way to shared memory
-    slots    pieces of 64 rows of each warpgroup's result that are on their way out
     group    tiles across a band: what runs at one time shares rows and columns
     """
 
     slices: int
-    spread: int = 1
+    piece: int
     stages: int = 4
-    slots: int = 2
     group: int = 8
 
     @property
     def shared(self) -> int:
-        """Bytes: room to align, stages, slots, a bias for each warpgroup, barriers."""
-        return 1024 + STAGE_BYTES * self.stages + 2 * PIECE_BYTES * self.slots + 1024 + 16 * (self.stages + self.slots)
+        """Bytes: room to align, stages, two pieces of each warpgroup, a bias, barriers."""
+        return 1024 + STAGE_BYTES * self.stages + 4 * PIECE_BYTES + 2 * TILE + 16 * self.stages + 64
 
 
 def name(product: Product) -> str:
@@ -106,19 +105,25 @@ def refusal(product: Product) -> str | None:
     return None
 
 
-def pipeline_of(shape: Shape) -> TileLoop:
-    """The one with most slices, spread as far as was measured to help, in bands of the width that was."""
-    steps = blocks_for(shape[2], STEP)
+def pipeline_of(product: Product) -> TileLoop:
+    """The one with most slices, spread as far as was measured to help, in bands of the width that was.
+
+    With gelu's slope pieces are spread evenly: their slices are longer, and x comes from memory before each.
+    """
+    steps = blocks_for(product.shape[2], STEP)
     slices = next(s for s in SLICES if steps >= s)
-    loop = TileLoop(slices, min(SPREAD, steps // slices))
-    return loop._replace(group=FEW) if steps <= SHORT else loop
+    if product.epilogue.slope in GELU:
+        piece = min(SPREAD * slices // PIECES, steps // PIECES)
+    else:
+        piece = min(SPREAD, steps // slices) * slices // PIECES
+    return TileLoop(slices, piece, group=FEW if steps <= SHORT else TileLoop._field_defaults["group"])
 
 
 def bind(binder: Binder, product: Product, pipeline: TileLoop | None = None) -> None:
     """Record the product with its bias, gelu, or gelu's slope, before which it is rounded."""
     m, n, k = product.shape
     a, b, out, around = product.a, product.b, product.out, product.epilogue
-    pipeline = pipeline or pipeline_of(product.shape)
+    pipeline = pipeline or pipeline_of(product)
     tiles_m, tiles_n = blocks_for(m, TILE), blocks_for(n, TILE)
     rounds = blocks_for(tiles_m * tiles_n, binder.device.multiprocessors // 2)
     from_a = _map(a, m, k, BOX) if product.trans_a else _map(a, k, m, TILE // 2)
@@ -128,7 +133,8 @@ def bind(binder: Binder, product: Product, pipeline: TileLoop | None = None) -> 
     binder.launch_source(
         _source(product, pipeline), "product", 2 * blocks_for(tiles_m * tiles_n, rounds), THREADS, from_a, from_b, to,
         _map(around.kept, n, m, BOX) if around.kept else to, around.bias or a, i32(n), i32(blocks_for(k, STEP)),
-        i32(pipeline.spread), i32(tiles_m), i32(tiles_n), parts or i64(0), i32(m), shared=pipeline.shared,
+        i32(pipeline.piece), i32(tiles_m), i32(tiles_n), i32(tiles_m * tiles_n), parts or i64(0), i32(m),
+        shared=pipeline.shared,
     )  # fmt: skip
     if parts is not None and around.totals is not None:
         bind_column_sum(binder, parts, around.totals)
@@ -141,7 +147,7 @@ def _source(product: Product, pipeline: TileLoop) -> str:
     defines = {
         "T": CUDA_TYPES[product.a.dtype], "PTX_T": f'"{dtype}"', "A_BY_K": int(not by_columns),
         "B_BY_K": int(not by_rows), "MULTIPLY": "wgmma_ss" + "_at" * by_columns + "_bt" * by_rows,
-        "SLICES": pipeline.slices, "STAGES": pipeline.stages, "SLOTS": pipeline.slots, "GROUP": pipeline.group,
+        "SLICES": pipeline.slices, "STAGES": pipeline.stages, "GROUP": pipeline.group,
         "BIAS": int(around.bias is not None), "KEEP": int(around.activation != "none" and around.kept is not None),
         "TANH": int(_gelu(product) == "gelu_tanh"),  # which has a shorter way
         "SUMS": int(adds_up(product) and around.totals is not None), **around.texts(),

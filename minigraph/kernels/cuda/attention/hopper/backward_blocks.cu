@@ -203,13 +203,20 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
         auto probabilities = [&](u32 i) {
             const u32 own_numbers = at.numbers + i % Q_STAGES * NUMBER_BYTES + lane % 4 * 8;
             keep(s);
-            // also behind the last key, where exp2(-lse) may be infinite and dQ would be NaN
-            if (own_first + 63 > min(first + high, keys - 1) || own_first < first + STEP - 1 + low) {
+            // numbers are compared with one bound a row; also behind the last key, where exp2(-lse) may be infinite and dQ
+            // would be NaN
+            const int at = key - first - lane % 4 * 2;
+            if (own_first + 63 > min(first + high, keys - 1)) {
+                const int begin[2] = {key >= keys ? STEP : at - high, key + 8 >= keys ? STEP : at + 8 - high};
 #pragma unroll
-                for (int j = 0; j < STEP / 2; j++) {
-                    const int r = first + j / 4 * 8 + lane % 4 * 2 + j % 2, found = key + j % 4 / 2 * 8;
-                    if (found >= keys || found > r + high || found < r + low) s[j] = -infinity<float>();
-                }
+                for (int j = 0; j < STEP / 2; j++)
+                    if (j / 4 * 8 + j % 2 < begin[j % 4 / 2]) s[j] = -infinity<float>();
+            }
+            if (own_first < first + STEP - 1 + low) {
+                const int last = at - low;
+#pragma unroll
+                for (int j = 0; j < STEP / 2; j++)
+                    if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 > last) s[j] = -infinity<float>();
             }
             first = first + STEP < end ? first + STEP : begin;
 #pragma unroll

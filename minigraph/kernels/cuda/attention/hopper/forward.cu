@@ -143,15 +143,22 @@ extern "C" __global__ __cluster_dims__(PAIR, 1, 1) __launch_bounds__(GROUPS * 12
 #pragma unroll
             for (int j = 0; j < HEAD / 2; j++) o[j] = 0;
         };
-        // What queries of this warpgroup may not see of tile j becomes -infinity.
+        // What queries of this warpgroup may not see of tile j becomes -infinity: numbers are compared with one bound a row.
         auto hide = [&](const Work& work, int j) {
-            const int key = j * STEP, first = work.first_row + part * 64, row = first + warp * 16 + lane / 4;
-            if (key + STEP > keys || (BANDED && (key + STEP - 1 > first + high || key < first + 63 + low))) {
+            const int key = j * STEP, first = work.first_row + part * 64, at = key + lane % 4 * 2;
+            const int row = first + warp * 16 + lane / 4;
+            if (key + STEP > keys || (BANDED && key + STEP - 1 > first + high)) {
+                const int last[2] = {(BANDED ? min(keys - 1, row + high) : keys - 1) - at,
+                                     (BANDED ? min(keys - 1, row + 8 + high) : keys - 1) - at};
 #pragma unroll
-                for (int j = 0; j < STEP / 2; j++) {
-                    const int at = key + j / 4 * 8 + lane % 4 * 2 + j % 2, r = row + j % 4 / 2 * 8;
-                    if (at >= keys || (BANDED && (at > r + high || at < r + low))) s[j] = -infinity<float>();
-                }
+                for (int j = 0; j < STEP / 2; j++)
+                    if (j / 4 * 8 + j % 2 > last[j % 4 / 2]) s[j] = -infinity<float>();
+            }
+            if (BANDED && key < first + 63 + low) {
+                const int begin = row + low - at;
+#pragma unroll
+                for (int j = 0; j < STEP / 2; j++)
+                    if (j / 4 * 8 + j % 2 - j % 4 / 2 * 8 < begin) s[j] = -infinity<float>();
             }
         };
         // s becomes exp(scale * (s - maximum)). Where it goes on, what was found before counts, and what was summed up

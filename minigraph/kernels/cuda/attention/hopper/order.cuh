@@ -3,7 +3,8 @@
 //
 // Tickets are taken by `together` heads in turn, so a block follows its predecessor at the distance at which blocks end;
 // that many heads keep the device busy. Where late keys are seen by late queries only, as under a causal mask, they come
-// first: a block finds done what the others add to the tiles that it reaches.
+// first: a block finds done what the others add to the tiles that it reaches. Not so for the last heads that take turns:
+// there early keys come first, whose blocks have most to do, so that all blocks of the device end together.
 //
 // AROUND: where all blocks of a head run at the same time, they would queue at each tile. Then each starts at a tile of
 // its own and goes round, so that it comes to a tile one step behind the next block: that is the order there. Such blocks
@@ -14,8 +15,9 @@ struct Walk {
 
     __device__ __forceinline__ Walk(int ticket, int lines, int together, int queries, int keys, int key_heads, int low,
                                     int high)
-        : upward(high >= keys), last((keys + ROWS - 1) / ROWS - 1), low(low), high(high) {
+        : last((keys + ROWS - 1) / ROWS - 1), low(low), high(high) {
         const int blocks = last + 1, first_line = ticket / (blocks * together) * together;
+        upward = high >= keys || first_line + together >= lines;
         const int members = min(together, lines - first_line), within = ticket - first_line * blocks;
         const int line = first_line + within % members;
         block = upward ? within / members : last - within / members;

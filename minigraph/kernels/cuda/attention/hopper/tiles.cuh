@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_results(const float (&o)[N], const float (
             }
             const int column = 32 * g + 8 * lane;
             if (8 * h < count && column < width)
-                *reinterpret_cast<uint4*>(to + 8 * h * stride + column) = make_uint4(x[0], x[1], x[2], x[3]);
+                store_global(to + 8 * h * stride + column, x);
         }
 }
 // `N` rows of one head, from `row` on.
