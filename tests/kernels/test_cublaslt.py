@@ -64,7 +64,7 @@ class Library:
     MatmulDescAttribute, MatrixLayoutAttribute, MatmulPreferenceAttribute = Desc, Layout, Preference
     Epilogue = Epilogue
     MatmulTile = enum.IntEnum("MatmulTile", [f"TILE_{tile}" for tile in ("128x256", *SMALL)])
-    ClusterShape = enum.IntEnum("ClusterShape", {"SHAPE_1x1x1": 1, "SHAPE_2x1x1": 2})
+    ClusterShape = enum.IntEnum("ClusterShape", {"SHAPE_1x1x1": 1, "SHAPE_2x1x1": 2, "SHAPE_1x2x1": 5})
     MatmulAlgoConfigAttribute = enum.IntEnum("Config", {"TILE_ID": 1, "SPLITK_NUM": 2, "CLUSTER_SHAPE_ID": 13})
     ReductionScheme = enum.IntEnum("ReductionScheme", {"COMPUTE_TYPE": 2})
     cuBLASLtError = type("cuBLASLtError", (Exception,), {})
@@ -237,6 +237,15 @@ def test_small_tiles_come_first_where_sums_are_short(library, dtype, epilogue, c
     assert plan.candidates == ([names[2], *names[:2]] if better else names)
     assert plan.algorithm == plan.candidates[0]
     assert plan_of(gemm(64, 64, 8192, dtype, epilogue=epilogue)).candidates == names
+
+
+@pytest.mark.parametrize(("parts", "dtype", "asked"), [(2, bfloat16, True), (1, bfloat16, False), (2, float32, False)])
+def test_where_sums_are_cut_what_needs_no_room_is_asked_for_too(library, parts, dtype, asked):
+    library.algorithms = {None: [b"parts", b"wide"], 0: [b"whole", b"wide"]}
+    library.cuts = {b"parts": ("128x256", parts, 0.485, "2x1x1"), b"wide": ("128x256", 1, 0.4, "2x1x1"),
+                    b"whole": ("192x96", 1, 0.97, "1x2x1")}  # fmt: skip
+    candidates = plan_of(gemm(768, 3072, 16384, dtype)).candidates
+    assert candidates == [named(name) for name in ([b"whole", b"parts", b"wide"] if asked else [b"parts", b"wide"])]
 
 
 @pytest.mark.parametrize(

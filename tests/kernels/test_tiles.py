@@ -29,6 +29,7 @@ def small(waves, tile="128x128", parts=1):
         (768, 2, [LARGE, small(8.2)], 0),  # the last round is empty
         (768, 2, [LARGE, small(7.9, "128x160"), small(7.7)], 2),  # the faster of two
         (16384, 2, [Candidate("", 2, 0.48), small(0.91)], 1),  # whole sums, even though some multiprocessors are idle
+        (16384, 2, [Candidate("", 2, 0.48), small(0.91, "128x160"), small(0.97, "192x96")], 2),  # fewer that are idle
         (16384, 2, [Candidate("", 2, 0.48), small(0.85)], 0),  # too many of them
         (16384, 2, [small(0.27, parts=3), small(0.23, "128x160", parts=4)], 1),  # more parts that fill the GPU
         (16384, 2, [Candidate("", 2, 0.41), small(0.16, parts=6)], 0),  # parts cost more than that gives

@@ -151,18 +151,29 @@ class LtPlan:
         """Algorithms whose sums have one fixed order, with their workspaces, the best one first, then as proposed."""
         call = self.call
         room = call.workspace.nbytes if call.workspace else 0
-        offered: dict[bytes, Any] = {}
-        for one in self._heuristic(room):
-            offered.setdefault(one["algorithm"].tobytes(), one)
+        offered = self._offered(room)
         if not offered:
             raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
+        if room and self._accounted() and _cut(next(iter(offered)))[1] > 1:
+            offered |= self._offered(0)  # behind sums in parts it leaves out tiles that it offers where nobody has room
         better = self._preferred(offered)
         return {a: int(offered[a]["workspace"]) for a in sorted(offered, key=lambda a: a != better)}
+
+    def _offered(self, room: int) -> dict[bytes, Any]:
+        """What the library proposes with this workspace, its best one first."""
+        found: dict[bytes, Any] = {}
+        for one in self._heuristic(room):
+            found.setdefault(one["algorithm"].tobytes(), one)
+        return found
+
+    def _accounted(self) -> bool:
+        """Whether tiles.py knows such products."""
+        return self.call.a.dtype in (float16, bfloat16) and self.call.epilogue in PLAIN
 
     def _preferred(self, offered: Mapping[bytes, Any]) -> bytes:
         """The algorithm that runs first, see tiles.py."""
         forms, call = list(offered), self.call
-        if call.a.dtype not in (float16, bfloat16) or call.epilogue not in PLAIN:
+        if not self._accounted():
             return forms[0]
         candidates = [Candidate(*_cut(form), float(one["waves"])) for form, one in offered.items()]
         return forms[preferred(candidates, call.k, call.c.dtype.itemsize)]

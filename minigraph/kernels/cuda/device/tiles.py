@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SMALL = ("128x128", "176x128", "168x128", "144x128", "128x160")  # tiles of which two fit; the fastest first
+SMALL = ("128x128", "176x128", "168x128", "144x128", "192x96", "128x160")  # tiles of which two fit; the fastest first
 ROUNDS = 4  # of them over the GPU from which there is a next tile to hide behind
 WRITING = 40  # terms of a sum that take as long as a byte of the result that is written behind it
 PARTS = 120  # the same for a byte of a part, which is written, read and added by another kernel
