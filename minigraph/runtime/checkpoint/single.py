@@ -108,7 +108,7 @@ def read_file(path: str) -> bytes:
         try:
             return storage.read_whole(descriptor, storage.size_of(descriptor))
         finally:
-            os.close(descriptor)
+            storage.close(descriptor)
     except OSError as problem:
         raise storage.problem_with("read", path, problem) from None
 
@@ -120,6 +120,6 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
         try:
             return read(path, descriptor, None)[0]
         finally:
-            os.close(descriptor)
+            storage.close(descriptor)
     except OSError as problem:
         raise storage.problem_with("read", path, problem) from None
