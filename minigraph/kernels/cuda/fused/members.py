@@ -33,29 +33,41 @@ def _slots(slots: Sequence[Any], names: Mapping[str, Sequence[str]], buffers: Ma
 
 
 def _rooms(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> dict[str, Buffer]:
-    """The buffer of each value."""
-    rooms, last, free = dict(buffers), last_uses(fused.members), dict[Any, list[Buffer]]()
-    writers = {name: (i, slot) for i, m in enumerate(fused.members) for slot, names in m.outputs.items()
-               for name in names}  # fmt: skip
-    for i, m in reversed([*enumerate(fused.members)]):
-        for name, source in _over(m, fused.types, [n for n in values_read(m) if last[n] == i and n not in rooms]):
-            if name in rooms and not _reads_behind(fused.members, buffers, rooms[name], *writers[source]):
-                rooms[source] = rooms[name]
-    here = {id(b) for b in rooms.values()}  # of outputs and inputs, which nobody else takes
-    for i, m in enumerate(fused.members):
-        dying = [n for n in sorted(values_read(m)) if last[n] == i and id(rooms[n]) not in here]
-        taken = dict(_over(m, fused.types, dying))
-        for name in m.written:
-            if name in rooms:
-                continue
-            kind, source = fused.types[name], taken.get(name)
-            if source is not None:
-                rooms[name] = rooms[source]
+    """The buffer of each value: that of an output which is made of it, or one that is free while it lives."""
+    members, types, last = fused.members, fused.types, last_uses(fused.members)
+    rooms = _of_outputs(members, types, buffers)
+    inner = {name for m in members for name in m.written} - rooms.keys()
+    until = {id(rooms[name]): i for i, m in reversed([*enumerate(members)]) for name in m.written if name in rooms}
+    free = [(types[name], b) for name, b in buffers.items() if name[0] == "y"]
+    for i, m in enumerate(members):
+        dying = [n for n in sorted(inner & values_read(m)) if last[n] == i]
+        taken = dict(_over(m, types, dying))
+        for slot, name in [(slot, name) for slot, names in m.outputs.items() for name in names if name in inner]:
+            source = taken.get(name)
+            if source is not None and last[name] < until.get(id(rooms[source]), len(members)):
                 dying.remove(source)
-            else:
-                rooms[name] = free[kind].pop() if free.get(kind) else binder.scratch(kind.shape, kind.dtype)
-        for name in (*dying, *(n for n in m.written if last[n] == i and id(rooms[n]) not in here)):
-            free.setdefault(fused.types[name], []).append(rooms[name])
+                rooms[name] = rooms[source]
+                continue
+            fits = [
+                pair for pair in free if pair[0] == types[name] and last[name] < until.get(id(pair[1]), len(members))
+                and not _reads_behind(members, buffers, pair[1], i, slot)
+            ]  # fmt: skip
+            if fits:
+                free.remove(fits[0])
+            rooms[name] = fits[0][1] if fits else binder.scratch(types[name].shape, types[name].dtype)
+        dying += [n for n in m.written if n in inner and last[n] == i]
+        free += [(types[n], rooms[n]) for n in dying]
+    return rooms
+
+
+def _of_outputs(members: Sequence[Any], types: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> dict[str, Buffer]:
+    """The buffers, also of values over which members write what becomes an output."""
+    rooms, last = dict(buffers), last_uses(members)
+    writers = {name: (i, slot) for i, m in enumerate(members) for slot, names in m.outputs.items() for name in names}
+    for i, m in reversed([*enumerate(members)]):
+        for name, source in _over(m, types, [n for n in values_read(m) if last[n] == i and n not in rooms]):
+            if name in rooms and not _reads_behind(members, buffers, rooms[name], *writers[source]):
+                rooms[source] = rooms[name]
     return rooms
 
 
