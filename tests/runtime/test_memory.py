@@ -62,7 +62,7 @@ def overlaps(lives, offsets):
     [
         layout, by_birth, large_first, partial(rearranged, enough=1), partial(rearranged, enough=9999),
         *(partial(by_importance, key=k) for k in (memory._bytes, memory._steps)),
-    ],  # fmt: skip
+    ],
 )
 @given(LIVES)
 def test_blocks_that_live_together_lie_apart(place, lives):

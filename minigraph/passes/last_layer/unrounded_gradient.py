@@ -18,6 +18,7 @@ from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import float32
 
 SLOTS = ("DW", "DBias")
+LITTLE = 256 << 10  # bytes that are not worth a cast
 
 
 def keep_sums(graph: Graph, op: OpNode, report: PassReport) -> bool:
@@ -72,4 +73,5 @@ def _check_memory(op: OpNode) -> None:
     own = how.step(rows, classes, size) * classes * size + width * classes * 4
     _, rounded = rows_at_once(rows, width, classes, size, how, "DBias" in op.outputs)
     rounded = max(rounded, width * classes * (4 + size) - WORKSPACE[1])  # which products have, and no cast has
-    refuse_unless(own <= rounded, f"scores and float32 sums take {bytes_text(own)}, rounded ones {bytes_text(rounded)}")
+    why = f"scores and float32 sums take {bytes_text(own)}, rounded ones {bytes_text(rounded)}"
+    refuse_unless(own <= rounded + LITTLE, why)
