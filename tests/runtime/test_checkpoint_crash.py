@@ -204,6 +204,22 @@ def test_a_file_system_that_cannot_sync_a_folder(tmp_path: Path, monkeypatch: py
     assert error_of(lambda: trained.save(tmp_path / "m", NEW)) and trained.loaded(tmp_path / "m") == OLD
 
 
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_a_single_file_whose_folder_cannot_be_synced_is_written(tmp_path: Path, call: str) -> None:
+    """An error of `mg.save` means that the former file is there; this one is the new one."""
+    path = tmp_path / "w"
+    mg.save({"w": np.zeros(3)}, path)
+    counted = FailingDisk()
+    counted.COUNTED = (call,)
+    with_disk(counted, lambda: mg.save({"w": np.zeros(3)}, path))
+    last = FailingDisk(counted.count - 1, errno.EIO)
+    last.COUNTED = (call,)
+    with pytest.warns(UserWarning, match="w is written, but after a loss of power .*: Input/output error"):
+        with_disk(last, lambda: mg.save({"w": np.ones(3)}, path))
+    np.testing.assert_array_equal(mg.load(path)["w"], np.ones(3))
+    assert names(tmp_path) == ["w"]
+
+
 def test_a_file_that_was_read_may_complain_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, real = Trained(), os.close
     trained.save(tmp_path / "m", OLD)
