@@ -1,4 +1,4 @@
-"""How many rows of a last layer are taken at a time."""
+"""How many rows of a last layer are taken at a time, and what a product takes beside them."""
 
 from __future__ import annotations
 
