@@ -1,4 +1,4 @@
-"""How many rows of a last layer are taken at a time."""
+"""How many rows of a last layer are taken at a time, and what a product takes beside them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 CHUNK_ROWS, CHUNK_BYTES = 4096, 1 << 29  # of scores that exist at a time
 FREE_BYTES = 1 << 30  # and of those that cost no memory
+WORKSPACE = 1 << 20, 32 << 20  # bytes that a GPU's library has beside one product: at the least, at the most
 TILE = 128  # rows of a tile of large products: chunks are multiples of it where they can be
 
 

@@ -146,7 +146,7 @@ class _Reading:
                 storage.read_at(descriptor, offset, memoryview(content))
                 return bytes(content)
             finally:
-                os.close(descriptor)
+                storage.close(descriptor)
         except OSError as problem:
             raise storage.problem_with("read", path, problem) from None
 

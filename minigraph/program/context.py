@@ -99,6 +99,9 @@ _entered: ContextVar[tuple[object, ...]] = ContextVar("minigraph entered", defau
 class Reusable(ContextDecorator, Generic[T]):
     """A guard that may be entered again: after its end, inside itself, and in several threads at once.
 
+    Ctrl-C before the first line of `__exit__` is one that no Python can catch: the guard then stays open until nobody
+    has it any more, neither a name nor a traceback, or `guard.__exit__(None, None, None)` ends it.
+
     open  (mark, what was entered) of each that has not ended; a context has the marks of those entered in it
     """
 

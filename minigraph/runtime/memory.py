@@ -11,6 +11,7 @@ import numpy as np
 from minigraph.kernels.one_piece import rounded
 
 SMALL, ALL_SMALL = 64 << 10, 256 << 10  # bytes of a block, and of all of them, that need not share memory
+LARGE_SHARE, TURNS = 64, 64  # of the bytes that are needed a large block has at least one; orders of them are tried
 FEW, MANY = 512, 2048  # blocks up to which every way to place them is tried; that are placed one among all others
 
 
@@ -42,6 +43,10 @@ def layout(lives: Sequence[Life], room: int = 0) -> tuple[list[int], int]:
         other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives, size)
         if other_size < size:
             offsets, size = other, other_size
+    if size > enough + enough // LARGE_SHARE and len(lives) <= FEW:
+        other, other_size = rearranged(lives, enough)
+        if other_size < size:
+            offsets, size = other, other_size
     return offsets, size
 
 
@@ -59,8 +64,32 @@ def _steps(life: Life) -> tuple[int, ...]:
 
 def by_importance(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]]) -> tuple[list[int], int]:
     """Blocks with the largest keys first, each at the lowest offset that is free during its life."""
-    keys = [key(life) for life in lives]
-    order = [i for i in sorted(range(len(lives)), key=keys.__getitem__, reverse=True) if lives[i].nbytes]
+    return in_order(lives, sorted(range(len(lives)), key=[key(life) for life in lives].__getitem__, reverse=True))
+
+
+def rearranged(lives: Sequence[Life], enough: int) -> tuple[list[int], int]:
+    """The large blocks in the best of a few orders, then the others, each at the lowest offset that is free.
+
+    After each try the block that lies on top, and so is in the way, comes first. Of more than TURNS large ones none is
+    moved.
+    """
+    large = [i for i, life in enumerate(lives) if rounded(life.nbytes) * LARGE_SHARE >= enough]
+    best, size = list[int](), 0
+    for key in (_bytes, _bytes_times_steps, _steps) if 1 < len(large) <= TURNS else ():
+        order, seen = sorted(large, key=lambda i: key(lives[i]), reverse=True), set[tuple[int, ...]]()
+        while len(seen) < TURNS and tuple(order) not in seen and (not best or size > enough):
+            seen.add(tuple(order))
+            offsets, end = in_order([lives[i] for i in order], range(len(order)))
+            if not best or end < size:
+                best, size = [*order], end
+            top = max(range(len(order)), key=lambda k: offsets[k] + rounded(lives[order[k]].nbytes))
+            order.insert(0, order.pop(top))
+    return in_order(lives, [*best, *sorted({*range(len(lives))} - {*best}, key=lambda i: -lives[i].nbytes)])
+
+
+def in_order(lives: Sequence[Life], order: Sequence[int]) -> tuple[list[int], int]:
+    """Blocks in this order, each at the lowest offset that is free during its life."""
+    order = [i for i in order if lives[i].nbytes]
     offsets, end = [0] * len(lives), 0
     placed, begins = np.empty((4, len(order)), np.int64), list[int]()  # of the blocks that have a place, by offset
     for count, i in enumerate(order):

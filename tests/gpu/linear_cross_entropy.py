@@ -18,8 +18,7 @@ import numpy as np
 import minigraph as mg
 from minigraph import cuda
 from minigraph.errors import MinigraphError
-from minigraph.kernels.chunks import chunk_rows
-from minigraph.kernels.cuda.record.binder import WORKSPACE
+from minigraph.kernels.chunks import WORKSPACE, chunk_rows
 from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor

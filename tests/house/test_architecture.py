@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "opdef": "errors types",
     # kernels know arrays only, operators know kernels
     "kernels": "errors types opdef",
-    "kernels.cuda.record": "errors types kernels.cores",
+    "kernels.cuda.record": "errors types kernels.cores kernels.chunks",
     "kernels.cuda.device": "errors types kernels.peaks kernels.groups kernels.cuda.record",
     "kernels.cuda.collective": "errors types kernels.groups kernels.one_piece kernels.pieces kernels.cuda.record"
     " kernels.cuda.elementwise",

@@ -251,6 +251,15 @@ def test_float32_sums_that_take_more_memory_are_refused():
         assert "scores and float32 sums take 1024.0 MiB, rounded ones 768.0 MiB" in program.explain()
 
 
+@pytest.mark.parametrize(("rows", "size"), [(128, (32000, 256)), (64, (4096, 768)), (512, (4096, 512))])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_float32_sums_are_weighed_beside_the_workspace_of_a_product(rows, size, level):
+    """A cast, which the library gives no workspace, is no peak: float32 sums beside a product were one."""
+    made = net(rows, size, "float32", "AdamW", around=lambda o: mg.incubate.optimizer.GradientMergeOptimizer(
+        mg.static.amp.decorate(o, level=level, dtype="bfloat16"), k_steps=2))  # fmt: skip
+    check(made, rows, place=mg.CUDAPlace(0))
+
+
 # launches and values
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import minigraph as mg
 import minigraph.optimizer as opt
 from minigraph.errors import AttrError
 from minigraph.ir.convert import to_graph
@@ -349,3 +350,17 @@ def test_parameters_with_one_gradient_have_a_norm_each(flag):
         found.append([scope.read(name) for name in ("v", "w")])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
     assert (found[0][0] != 1).all()
+
+
+@pytest.mark.parametrize("place", [mg.CPUPlace(), mg.CUDAPlace(0)], ids=str)
+def test_updates_that_need_norms_are_grouped_where_their_directions_take_no_more_memory(place):
+    main = Program()
+    with program_guard(main, Program()):
+        tables = [mg.static.create_parameter([n, 100], "float32") for n in (20000, 15000, 4000, 3000, 2000, 10)]
+        loss = sum(mg.mean(mg.square(t)) for t in tables)
+        opt.Lamb(0.1).minimize(loss)
+    plain, fused = CompiledProgram(main), CompiledProgram(main, BuildStrategy(fuse_all_optimizer_ops=True))
+    assert fused.memory_report({}, [loss], place).planned <= plain.memory_report({}, [loss], place).planned + 4096
+    ops = fused.program_for([loss.name]).global_block().ops
+    updates = [op.inputs["Param"] for op in ops if op.type in ("lamb", "fused_lamb")]
+    assert sorted([len(parameters) for parameters in updates]) == [1, 2, 3]

@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -184,6 +185,55 @@ def test_a_manifest_that_is_not_seen_for_a_moment_keeps_its_files(
     assert missed and trained.loaded(tmp_path / "m") == OLD
     trained.save(tmp_path / "m", NEXT)
     assert trained.loaded(tmp_path / "m") == NEXT and names(tmp_path) == FILES
+
+
+def test_a_file_system_that_cannot_sync_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some of the network say by EINVAL; any other error is one."""
+    trained, number = Trained(), errno.EINVAL
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained.save(tmp_path / "m", OLD)
+    assert trained.loaded(tmp_path / "m") == OLD and names(tmp_path) == FILES
+    number = errno.EIO
+    assert error_of(lambda: trained.save(tmp_path / "m", NEW)) and trained.loaded(tmp_path / "m") == OLD
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_a_single_file_whose_folder_cannot_be_synced_is_written(tmp_path: Path, call: str) -> None:
+    """An error of `mg.save` means that the former file is there; this one is the new one."""
+    path = tmp_path / "w"
+    mg.save({"w": np.zeros(3)}, path)
+    counted = FailingDisk()
+    counted.COUNTED = (call,)
+    with_disk(counted, lambda: mg.save({"w": np.zeros(3)}, path))
+    last = FailingDisk(counted.count - 1, errno.EIO)
+    last.COUNTED = (call,)
+    with pytest.warns(UserWarning, match="w is written, but after a loss of power .*: Input/output error"):
+        with_disk(last, lambda: mg.save({"w": np.ones(3)}, path))
+    np.testing.assert_array_equal(mg.load(path)["w"], np.ones(3))
+    assert names(tmp_path) == ["w"]
+
+
+def test_a_file_that_was_read_may_complain_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, real = Trained(), os.close
+    trained.save(tmp_path / "m", OLD)
+
+    def close(descriptor: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        real(descriptor)
+        if is_file:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", close)
+    assert trained.loaded(tmp_path / "m") == OLD
+    assert "Input/output" in (error_of(lambda: trained.save(tmp_path / "m", NEW)) or "")  # bytes may be lost
+    assert trained.loaded(tmp_path / "m") == OLD
 
 
 @pytest.mark.parametrize(

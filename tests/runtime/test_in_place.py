@@ -8,7 +8,7 @@ import pytest
 import minigraph as mg
 from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
-from minigraph.kernels.cuda.fused import fused
+from minigraph.kernels.cuda.fused import fused, members
 from minigraph.kernels.cuda.record.calls import Copy
 from minigraph.opdef import OPS
 from minigraph.program import Program
@@ -90,21 +90,54 @@ def test_every_output_of_a_fused_kernel_may_lie_over_an_input():
     assert not any(isinstance(c, Copy) for c in bound.binder.calls)
 
 
+def too_much(*args):
+    raise fused.TooMuch("planted")
+
+
 def test_members_that_run_one_by_one_read_a_copy(monkeypatch):
-    """y0 is written before the second member reads x0, in whose memory it lies."""
+    """y0 is written before the second member reads x0, in whose memory it lies; y1 lies over x1, which it reads."""
     body = ["y0 = elementwise_add(X=x0, Y=x1)", "y1 = elementwise_mul(X=x1, Y=x0)"]
-
-    def too_much(*args):
-        raise fused.TooMuch("planted")
-
     monkeypatch.setattr(fused, "_bind_whole", too_much)
     program, feeds, fetches = two_outputs(body, [SHAPE, SHAPE])
     bound = same_as_cpu(program, feeds, fetches)
     assert lies_over(bound) == [True, True]
-    assert sum(isinstance(c, Copy) for c in bound.binder.calls) == 2
-    monkeypatch.setattr(fused, "_apart", lambda binder, buffers, layout: dict(buffers))
+    assert sum(isinstance(c, Copy) for c in bound.binder.calls) == 1
+    monkeypatch.setattr(members, "_copies", lambda *_: {})
     with pytest.raises(AssertionError):
         same_as_cpu(program, feeds, fetches)
+
+
+@pytest.mark.parametrize("planted", [None, "_reads_behind", "last_uses"])
+def test_members_that_run_one_by_one_compute_the_same_in_memory_that_they_share(monkeypatch, planted):
+    monkeypatch.setattr(fused, "_bind_whole", too_much)
+    monkeypatch.setattr(fused, "bind_rows", too_much)
+    wrong = {"_reads_behind": lambda *_: [],
+             "last_uses": lambda ms: {n: 0 for m in ms for n in (*m.read, *m.written)}}  # fmt: skip
+    if planted is not None:
+        monkeypatch.setattr(members, planted, wrong[planted])
+    different = 0
+    for seed in range(24):
+        chain = random_chain(seed, "float32", SHAPE)
+        found = on_gpu(chain.program, chain, fuse_elementwise=True)
+        exact = Executor().run(chain.program, chain.feeds, chain.fetches, scope=Scope())
+        pairs = zip(found, exact, strict=True)
+        different += not all(np.allclose(a, b, rtol=2e-4, atol=2e-5, equal_nan=True) for a, b in pairs)
+    assert (different > 0) == (planted is not None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_too_wide_for_registers_plan_no_more_than_their_members_alone(dtype):
+    main = Program()
+    with mg.static.program_guard(main, Program()):
+        x, y = mg.static.data("x", [500, 32], dtype), mg.static.data("y", [500], "int64")
+        z = mg.matmul(x, mg.static.create_parameter([32, 20000], dtype))
+        loss = mg.nn.functional.cross_entropy(z, y) + 1e-4 * mg.mean(mg.square(mg.logsumexp(z, -1)))
+        mg.optimizer.SGD(0.1).minimize(loss)
+    off, on = (
+        CompiledProgram(main, BuildStrategy(fuse_elementwise=on)).memory_report({}, [loss], mg.CUDAPlace(0)).planned
+        for on in (False, True)
+    )
+    assert on <= off * 1.001
 
 
 def test_what_all_rows_share_is_copied_before_a_sum_over_rows_takes_its_place():

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
-from minigraph.kernels.chunks import Chunking, rows_at_once
+from minigraph.kernels.chunks import WORKSPACE, Chunking, rows_at_once
 from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import require_temporary
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import float32
 
 SLOTS = ("DW", "DBias")
+LITTLE = 256 << 10  # bytes that are not worth a cast
 
 
 def keep_sums(graph: Graph, op: OpNode, report: PassReport) -> bool:
@@ -71,5 +72,6 @@ def _check_memory(op: OpNode) -> None:
         rows = how.step(1 << 40, classes, size)
     own = how.step(rows, classes, size) * classes * size + width * classes * 4
     _, rounded = rows_at_once(rows, width, classes, size, how, "DBias" in op.outputs)
-    rounded = max(rounded, width * classes * (4 + size))
-    refuse_unless(own <= rounded, f"scores and float32 sums take {bytes_text(own)}, rounded ones {bytes_text(rounded)}")
+    rounded = max(rounded, width * classes * (4 + size) - WORKSPACE[1])  # which products have, and no cast has
+    why = f"scores and float32 sums take {bytes_text(own)}, rounded ones {bytes_text(rounded)}"
+    refuse_unless(own <= rounded + LITTLE, why)

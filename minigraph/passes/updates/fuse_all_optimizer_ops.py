@@ -4,7 +4,8 @@
 
 One kernel reads and writes every array once. Clipping by one factor and L2 decay, which stand
 between gradients and updates, join it. The norms of gradients become one operator. Updates are not
-grouped if they differ in type, data type, an attribute, learning rate or slots. An update is left
+grouped if they differ in type, data type, an attribute, learning rate or slots. Large ones that
+need norms of their parameters, as lamb, are not grouped. An update is left
 out if another operator reads or writes its parameter before the last update of the group.
 """
 
@@ -17,6 +18,7 @@ from minigraph.passes.engine.log import PassReport
 from .optimizer_groups import SHARED, UpdateGroup, find_groups, join_norms, replaced
 
 RULE = "FuseUpdates"
+LITTLE = 1 << 20  # bytes of directions that are not counted
 
 
 def fuse_all_optimizer_ops(graph: Graph, report: PassReport) -> int:
@@ -31,10 +33,32 @@ def fuse_adamw(graph: Graph, report: PassReport) -> int:
 
 def _fuse_groups(graph: Graph, report: PassReport, only: str | None) -> int:
     joined = join_norms(graph, report)
-    groups = find_groups(graph, report, RULE, only)
+    groups = [part for group in find_groups(graph, report, RULE, only) for part in _parts(group)]
     for group in groups:
         replaced(graph, group, [_fuse(graph, group, report.name)], report, RULE)
     return joined + len(groups)
+
+
+def _parts(group: UpdateGroup) -> list[UpdateGroup]:
+    """A group whose kernel keeps a direction for each element, until norms are known, in parts of two or more updates.
+
+    None has more elements than the largest parameter, so directions take no more memory than those of single updates.
+    """
+    sizes = [v.type.size for v in group.column("Param")]
+    largest = max(sizes)
+    if "layerwise" not in group.ops[0].opdef.traits or sum(sizes) * 4 <= LITTLE:
+        return [group]
+    parts, room = list[list[int]](), 0
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        if sizes[i] > room:
+            parts.append([])
+            room = largest
+        parts[-1].append(i)
+        room -= sizes[i]
+    return [
+        UpdateGroup([group.ops[i] for i in part], [group.sources[i] for i in part], group.ops[part[-1]].rank)
+        for part in map(sorted, parts) if len(part) > 1
+    ]  # fmt: skip
 
 
 def _fuse(graph: Graph, group: UpdateGroup, rewriter: str) -> OpNode:

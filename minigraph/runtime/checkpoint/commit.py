@@ -125,7 +125,7 @@ def _current(path: str) -> Manifest | None:
     except (OSError, ProgramError):
         return None
     finally:
-        os.close(descriptor)
+        storage.close(descriptor)
 
 
 def _finish(path: str, manifest: Manifest) -> None:

@@ -6,7 +6,6 @@ that, they are those that it names, since no save writes into a file that has a 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -66,7 +65,7 @@ def opened(path: str, kinds: Sequence[str] = (PARAMS, OPT), verify: bool = True)
         yield Checkpoint(path, manifest, files, verify)
     finally:
         for descriptor in files.values():
-            os.close(descriptor)
+            storage.close(descriptor)
 
 
 def _found(path: str, kinds: Sequence[str]) -> tuple[Manifest | None, dict[str, int]]:
@@ -85,7 +84,7 @@ def _found(path: str, kinds: Sequence[str]) -> tuple[Manifest | None, dict[str, 
         finally:
             if not kept:
                 for descriptor in files.values():
-                    os.close(descriptor)
+                    storage.close(descriptor)
         if kept:
             return manifest, files
     raise STORAGE(f"cannot read {shown(path)}: others save there all the time")
@@ -131,4 +130,4 @@ def _manifest(path: str) -> Manifest | None:
     except OSError as problem:
         raise storage.problem_with("read", at, problem) from None
     finally:
-        os.close(descriptor)
+        storage.close(descriptor)

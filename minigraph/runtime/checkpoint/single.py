@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -40,7 +41,7 @@ def write_file(path: str, parts: Parts, beside: Mapping[str, Parts] | None = Non
 
     beside  {ending: bytes} of the files that this one names, for a kind of file that may name some. An ending says
             what is in its file, as BESIDE: it is there before `path` names it, and goes after no `path` names it
-    Errors: ProgramError, and what is there stays.
+    Errors: ProgramError, and what is there stays. A warning says that it is written, and may be lost with the power.
     """
     if path.endswith(f".{PARTIAL}"):
         raise STORAGE(f"cannot write {shown(path)}: a half written file is called so, and goes with the next save")
@@ -66,6 +67,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> None:
     """Who holds the lock is the only one who writes: what a crash left is known, and goes with the next save."""
     folder = os.path.dirname(path) or "."
+    problem: OSError | None = None
     storage.refuse_device(path)
     storage.make_folder(folder)
     with storage.locked(f"{path}.{LOCK}"):
@@ -74,9 +76,18 @@ def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> Non
         if beside:
             storage.sync_folder(folder)
         _put(path, parts)
-        storage.sync_folder(folder)
-        if beside is not None:
+        try:
+            storage.sync_folder(folder)
+        except OSError as failure:
+            problem = failure
+        else:
             _sweep(path, folder, beside)
+    if problem is not None:
+        warnings.warn(
+            f"{shown(path)} is written, but after a loss of power what was there may be back: its folder could not be"
+            f" forced to the disk: {problem.strerror or problem}",
+            stacklevel=4,
+        )
 
 
 def _put(path: str, parts: Parts) -> None:
@@ -91,8 +102,10 @@ def _put(path: str, parts: Parts) -> None:
         raise
 
 
-def _sweep(path: str, folder: str, beside: Iterable[str]) -> None:
+def _sweep(path: str, folder: str, beside: Iterable[str] | None) -> None:
     """Remove files that `path` named before, and what crashes left of such; what stays goes the next time."""
+    if beside is None:  # a kind of file that names none
+        return
     own, kept = os.path.basename(path), {os.path.basename(path) + ending for ending in beside}
     with suppress(OSError):
         for name in storage.names_in(folder):
@@ -108,7 +121,7 @@ def read_file(path: str) -> bytes:
         try:
             return storage.read_whole(descriptor, storage.size_of(descriptor))
         finally:
-            os.close(descriptor)
+            storage.close(descriptor)
     except OSError as problem:
         raise storage.problem_with("read", path, problem) from None
 
@@ -120,6 +133,6 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
         try:
             return read(path, descriptor, None)[0]
         finally:
-            os.close(descriptor)
+            storage.close(descriptor)
     except OSError as problem:
         raise storage.problem_with("read", path, problem) from None

@@ -40,9 +40,15 @@ def open_file(path: str) -> int:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
     except BaseException:
-        os.close(descriptor)
+        close(descriptor)
         raise
     return descriptor
+
+
+def close(descriptor: int) -> None:
+    """Close a file that was only read: all that was wanted of it is here, whatever the system says now."""
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 def size_of(descriptor: int) -> int:
@@ -138,12 +144,15 @@ def make_folder(folder: str) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Force the names in a folder to the disk."""
+    """Force the names in a folder to the disk, where its file system knows how; one of the network may not."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:
+            raise
     finally:
-        os.close(descriptor)
+        close(descriptor)
 
 
 @contextmanager

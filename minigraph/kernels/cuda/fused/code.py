@@ -139,6 +139,14 @@ def values_read(member: Any) -> set[str]:
     return {n for slot, names in member.inputs.items() if slot not in unread for n in names}
 
 
+def last_uses(members: Sequence[Any]) -> dict[str, int]:
+    """{name: the place of the last member that reads its values, or else writes it}."""
+    last = {}
+    for i, m in enumerate(members):
+        last.update(dict.fromkeys((*m.written, *values_read(m)), i))
+    return last
+
+
 def read_names(fused: Any, buffers: Mapping[str, Buffer]) -> list[str]:
     """The inputs whose values a member reads."""
     read = set().union(*map(values_read, fused.members))

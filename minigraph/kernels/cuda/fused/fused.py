@@ -9,7 +9,7 @@ own kernels; the report says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from minigraph.kernels.cuda.elementwise.pointwise import (
@@ -27,6 +27,7 @@ from minigraph.opdef.body import fused_body
 from minigraph.types import TensorType
 
 from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
+from .members import bind_members
 from .rows import bind_rows
 
 Slots = Mapping[str, Any]
@@ -49,19 +50,18 @@ def fused_elementwise(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> 
     except TooMuch as why:
         del binder.calls[calls:]
         binder.note(f"runs member by member: {why}")
-        _bind_members(binder, fused, _apart(binder, buffers, None))
+        bind_members(binder, fused, buffers)
 
 
 def _apart(binder: Binder, buffers: Mapping[str, Buffer], layout: Any) -> dict[str, Buffer]:
     """The buffers, with a copy of each input that is read after an output was written into its memory.
 
-    A thread of one kernel reads its own elements before it writes them, so only what threads share is copied; without
-    a layout members run one after the other, and everything is.
+    A thread of one kernel reads its own elements before it writes them, so only what threads share is copied.
     """
     written = {id(b) for name, b in buffers.items() if name[0] == "y"}
     apart = dict(buffers)
     for name, b in buffers.items():
-        own = layout is not None and layout.kinds.get(name) == "whole" and b.shape == layout.shape
+        own = layout.kinds.get(name) == "whole" and b.shape == layout.shape
         if name[0] == "x" and id(b) in written and not own:
             apart[name] = binder.scratch(b.shape, b.dtype)
             binder.copy(apart[name], b)
@@ -70,25 +70,6 @@ def _apart(binder: Binder, buffers: Mapping[str, Buffer], layout: Any) -> dict[s
 
 def _type(buffer: Buffer) -> TensorType:
     return TensorType(buffer.shape, buffer.dtype)
-
-
-def _bind_members(binder: Binder, fused: Any, buffers: dict[str, Buffer]) -> None:
-    """Each member by its own kernel, with values between them in scratch memory."""
-    own = binder.number
-    for m in fused.members:
-        for name in m.written:
-            if name not in buffers:
-                buffers[name] = binder.scratch(fused.types[name].shape, fused.types[name].dtype)
-        binder.number, binder.member = m.number, m.opdef.type
-        m.opdef.gpu_bind(
-            binder, _slots(m.opdef.inputs, m.inputs, buffers), _slots(m.opdef.outputs, m.outputs, buffers), m.attrs
-        )
-    binder.number = own
-
-
-def _slots(slots: Sequence[Any], names: Mapping[str, Sequence[str]], buffers: Mapping[str, Buffer]) -> dict[str, Any]:
-    given = {s.name: [buffers[n] for n in names.get(s.name, ())] for s in slots}
-    return {s.name: given[s.name] if s.variadic else (given[s.name] or [None])[0] for s in slots}
 
 
 # the kernel of a body without rows

@@ -21,6 +21,7 @@ from .code import (
     TooMuch,
     add_pointwise,
     kernel_source,
+    last_uses,
     operand_parameters,
     read_names,
     values_read,
@@ -106,7 +107,7 @@ def _add_members(
     A column of `anew` is loaded before the member that reads it. An output is stored behind the last member that reads
     it, so that its registers serve others.
     """
-    shelves, last = 0, _last_uses(fused.members)
+    shelves, last = 0, last_uses(fused.members)
     for i, m in enumerate(fused.members):
         for name in anew:
             if name in values_read(m):
@@ -120,14 +121,6 @@ def _add_members(
             if last[name] == i and code.kinds[name] != "sum":
                 code.lines += store(name)
     return shelves
-
-
-def _last_uses(members: Sequence[Any]) -> dict[str, int]:
-    """{name: the place of the last member that reads it, or else writes it}."""
-    last = {}
-    for i, m in enumerate(members):
-        last.update(dict.fromkeys((*m.written, *values_read(m)), i))
-    return last
 
 
 def _threads_at_once(fused: Any, words: float) -> int:
@@ -222,7 +215,7 @@ def _live_words(fused: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer]
 
     Inputs wait as they came from memory. What comes from the cache, or is stored at once, has them for no time.
     """
-    layout, last = fused.layout, _last_uses(fused.members)
+    layout, last = fused.layout, last_uses(fused.members)
     computed = {name: 2 if t.dtype == float64 else 1 for name, t in fused.types.items()}
 
     def words(names: Iterable[str]) -> float:

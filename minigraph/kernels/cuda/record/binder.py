@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from minigraph.kernels.chunks import WORKSPACE
+
 from .buffer import Arena, Buffer, Table, Words, owner
 from .call import Call
 from .calls import ARGUMENTS, Choice, Copy, Fill, Gemm, HostCall, Launch
 from .compile import full_source
 from .symbolic import scalar
 
-WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
 SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
 
 
