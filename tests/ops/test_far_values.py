@@ -1,4 +1,4 @@
-"""Functions of two operands and hardswish where a square or a product on the way would overflow or be 0."""
+"""Functions of two operands, hardswish and a loss where a number on the way would overflow or be 0."""
 
 from __future__ import annotations
 
@@ -65,3 +65,17 @@ def test_the_error_function_keeps_the_sign_of_zero() -> None:
         out = mg.erf(static.data("x", [2], "float64"))
     (found,) = static.Executor().run(main, {"x": np.array([-0.0, 0.0])}, [out])
     assert np.signbit(found).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("passes", [False, True], ids=["plain", "all"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_gradient_of_a_cross_entropy_at_right_probabilities_of_0_and_1(dtype: str, passes: bool) -> None:
+    main = static.Program()
+    with static.program_guard(main, static.Program()):
+        p, label = static.data("p", [4], dtype), static.data("label", [4], dtype)
+        p.stop_gradient = False
+        (slope,) = static.gradients(mg.nn.functional.binary_cross_entropy(p, label, reduction="none"), [p])
+    source = static.CompiledProgram(main, static.BuildStrategy.all()) if passes else main
+    feed = {"p": np.array([0, 1, 2.0**-24, 0.5], dtype), "label": np.array([0, 1, 0, 1], dtype)}
+    (found,) = static.Executor().run(source, feed, [slope])
+    np.testing.assert_allclose(found, [0, 0, 1, -2], rtol=1e-3)
