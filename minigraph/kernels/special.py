@@ -164,7 +164,8 @@ def erf(x: np.ndarray) -> np.ndarray:
         term *= near * near / -k
         series += term / (2 * k + 1)
     far = 1 - 2 * normal_cdf(np.asarray(-math.sqrt(2) * np.abs(wide)))
-    return np.where(np.abs(wide) <= 1, 2 / math.sqrt(math.pi) * series, np.copysign(far, wide)).astype(x.dtype)
+    size = np.where(np.abs(wide) <= 1, 2 / math.sqrt(math.pi) * np.abs(series), far)
+    return np.copysign(size, wide).astype(x.dtype)  # -0.0, too
 
 
 def erf_inverse(y: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
+from minigraph.program.variable import AGAIN_SUFFIX
 
 from .engine.log import Applied, PassReport
 
@@ -134,7 +135,7 @@ def _copy(graph: Graph, again: Sequence[OpNode], place: Rank, segments: Segments
     for op in again:
         inputs = {slot: [copies.get(v, v) for v in vs] for slot, vs in op.inputs.items()}
         outputs = {
-            slot: [graph.add_var(graph.fresh_name(f"{v.name}.again"), v.type) for v in vs]
+            slot: [graph.add_var(graph.fresh_name(f"{v.name}{AGAIN_SUFFIX}"), v.type) for v in vs]
             for slot, vs in op.outputs.items()
         }
         copy = OpNode(

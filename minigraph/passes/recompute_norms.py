@@ -21,6 +21,7 @@ from operator import attrgetter
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OPS
+from minigraph.program.variable import AGAIN_SUFFIX
 
 from .engine.log import Applied, PassReport
 from .engine.redirect import require_temporary
@@ -67,7 +68,7 @@ def _again(graph: Graph, op: OpNode, rewriter: str) -> Applied:
     for own, kept in zip(g.emitted, (op, cast or op), strict=False):
         own.number = op.number
         (v,) = own.output_vars
-        graph.rename_var(v, graph.fresh_name(f"{next(kept.output_vars).name}.again"))
+        graph.rename_var(v, graph.fresh_name(f"{next(kept.output_vars).name}{AGAIN_SUFFIX}"))
     for reader, slots in parts:
         _cut(graph, reader, slots, (*place, LAST, graph.ticket()), y, new)
     for waiting in behind:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from .operator import Operator
-from .variable import GRAD_SUFFIX
+from .variable import AGAIN_SUFFIX, GRAD_SUFFIX
 
 GRADIENTS = "gradients/"  # name scope of the operators with which static.gradients begins
 Prune = bool | tuple[Operator, ...]  # False: all runs; else what fetches need, and all updates (True) or these
@@ -127,4 +127,5 @@ def _joins_roles(op: Operator) -> bool:
 
 
 def _is_value(name: str) -> bool:
-    return GRAD_SUFFIX not in name
+    """Whether it names what forward computes, not a gradient, and not what only gradients read."""
+    return GRAD_SUFFIX not in name and AGAIN_SUFFIX not in name

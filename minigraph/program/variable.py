@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .program import Block, Program
 
 GRAD_SUFFIX = "@GRAD"
+AGAIN_SUFFIX = ".again"  # of forward values that backward computes a second time
 BUILT_INTO_UPDATES = {  # name -> as users know it
     "stop_gradient": "trainable (stop_gradient)", "regularizer": "regularizer", "need_clip": "need_clip",
     "optimize_attr": "optimize_attr",

@@ -247,20 +247,14 @@ def lcm(x: Variable, y: Variable, name: str | None = None) -> Variable:
 
 @whole
 def hypot(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """sqrt(x * x + y * y)"""
-    g = builder_of(x)
-    total = g.square(variable(x, "hypot")) + g.square(variable(y, "hypot", "y"))
-    return g.sqrt(total, name=output_prefix("hypot", name))
+    """sqrt(x * x + y * y), also where a square would overflow."""
+    return _two("hypot", variable(x, "hypot"), variable(y, "hypot", "y"), "hypot", output_prefix("hypot", name))
 
 
 @whole
 def logaddexp(x: Variable, y: Variable, name: str | None = None) -> Variable:
     """log(e ** x + e ** y) without overflow."""
-    g = builder_of(x)
-    x, y = operands(x, y, "logaddexp")
-    rest = log1p(g.exp(scale(g.abs(x - y), -1.0)))
-    larger = arithmetic("elementwise_max", x, y, "logaddexp", "tmp")
-    return arithmetic("elementwise_add", larger, rest, "logaddexp", output_prefix("logaddexp", name))
+    return _two("logaddexp", x, y, "logaddexp", output_prefix("logaddexp", name))
 
 
 @whole

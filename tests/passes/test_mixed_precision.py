@@ -262,8 +262,9 @@ def test_each_operator_is_in_a_list_or_left_to_float32_on_purpose():
     """Whoever adds an operator says which."""
     unlisted = {
         "acosh", "argsort", "asinh", "atan", "atan2", "cast", "ceil", "cos", "cummax", "cummin", "cumprod",
-        "elementwise_mod", "elementwise_pow", "floor", "i0e", "i1e", "increment", "lgamma", "linear_recurrence",
-        "logcumsumexp", "nextafter", "pad", "polygamma", "round", "running_average", "sin", "sqrt", "trunc",
+        "elementwise_mod", "elementwise_pow", "floor", "hypot", "i0e", "i1e", "increment", "lgamma",
+        "linear_recurrence", "logaddexp", "logcumsumexp", "nextafter", "pad", "polygamma", "round", "running_average",
+        "sin", "sqrt", "trunc",
         "used_statistics",
         *("call", "cond", "deferred", "py_func", "pylayer", "while_loop"),  # blocks keep their types
         *("barrier", "c_allgather", "c_allreduce_sum", "c_broadcast", "c_reduce_sum", "c_reducescatter"),

@@ -173,6 +173,20 @@ def test_a_factor_of_a_parameter_that_is_no_number_is_refused(value: Any, late: 
     assert w.optimize_attr == {"learning_rate": 1.0}
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_factor_of_a_parameter_cannot_be_taken_out(late: bool):
+    w = minimized(mg.optimizer.SGD(0.1)) if late else weight()
+    for take in (
+        lambda: w.optimize_attr.pop("learning_rate"), lambda: w.optimize_attr.__delitem__("learning_rate"),
+        w.optimize_attr.popitem, w.optimize_attr.clear,
+    ):  # fmt: skip
+        with pytest.raises(AttrError, match="cannot be taken out"):
+            take()
+    w.optimize_attr.setdefault("note", 1)
+    assert (w.optimize_attr.popitem(), w.optimize_attr.pop("note", 2)) == (("note", 1), 2)
+    assert w.optimize_attr == {"learning_rate": 1.0}
+
+
 def test_settings_that_cannot_be_compared_are_told_of():
     w = minimized(mg.optimizer.SGD(0.1))
     for _ in range(2):

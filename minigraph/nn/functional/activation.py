@@ -95,7 +95,7 @@ def hardsigmoid(x: Variable, slope: float = 0.1666667, offset: float = 0.5, name
 def hardswish(x: Variable, name: str | None = None) -> Variable:
     """x * min(max(x + 3, 0), 6) / 6"""
     x = variable(x, "hardswish")
-    return x * relu6(x + 3.0) / 6.0
+    return x * (relu6(x + 3.0) / 6.0)  # 6 * x might overflow
 
 
 @whole

@@ -151,6 +151,20 @@ def atan2(g: Nodes, X: Term, Y: Term) -> Term:
     return g.Where(g.Equal(X, 0), on_axis, turned)
 
 
+@form
+def hypot(g: Nodes, X: Term, Y: Term) -> Term:
+    """The larger side times the root of 1 + the square of the ratio of sides, which does not overflow."""
+    long, short = g.Max(g.Abs(X), g.Abs(Y)), g.Min(g.Abs(X), g.Abs(Y))
+    ratio = g.Where(g.Equal(long, 0) | g.IsInf(long), g.like(long, 0), short / long)
+    return long * g.Sqrt(ratio * ratio + 1)
+
+
+@form
+def logaddexp(g: Nodes, X: Term, Y: Term) -> Term:
+    apart = g.Where(g.Equal(X, Y), g.like(X - Y, 0), X - Y)  # infinities, too
+    return g.Max(X, Y) + g.Log(g.Exp(-g.Abs(apart)) + 1)
+
+
 def _not_nan(g: Nodes, X: Term, Y: Term, chosen: str) -> Term:
     if X.dtype not in FLOATS:
         return g.node(chosen, X, Y)

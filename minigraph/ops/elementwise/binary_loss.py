@@ -7,7 +7,7 @@ import numpy as np
 from minigraph.errors import require
 from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import op
-from minigraph.types import TensorType
+from minigraph.types import TensorType, float16
 
 from .elementwise import draw, infer_binary
 from .unary import infer_float
@@ -15,6 +15,7 @@ from .unary import infer_float
 SHAPES = ((4, 3), (), (0, 3), (1,), (2, 1, 3))
 LOWEST_LOG = -100.0  # of a probability 0, whose logarithm would be -inf
 SMALLEST = 1e-12  # of X * (1 - X) below the slope
+SMALLEST_HALF = 2.0**-24  # the smallest of float16, in which 1e-12 is 0
 
 
 def _infer(X: TensorType, Label: TensorType) -> TensorType:
@@ -38,9 +39,9 @@ bce_loss.infer(_infer)
 
 @bce_loss.grad
 def _(g, X, Label, Out_grad):
-    """(X - Label) / (X * (1 - X)), the divisor at least 1e-12; and log(1 - X) - log(X)."""
+    """(X - Label) / (X * (1 - X)), the divisor at least SMALLEST; and log(1 - X) - log(X)."""
     rest = g.scale(X, scale=-1.0, bias=1.0)
-    spread = g.clip(g.elementwise_mul(X, rest), min=SMALLEST)
+    spread = g.clip(g.elementwise_mul(X, rest), min=SMALLEST_HALF if X.dtype == float16 else SMALLEST)
     X_grad = g.elementwise_mul(Out_grad, g.elementwise_div(g.elementwise_sub(X, Label), spread))
     if not g.wanted("Label_grad", ()):
         return X_grad

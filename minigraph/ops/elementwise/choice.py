@@ -1,4 +1,4 @@
-"""Functions of two operands that are no arithmetic: angles, extrema that pass over NaN, floats beside others."""
+"""Functions of two operands that are no arithmetic: angles, distances, extrema that pass over NaN, neighbours."""
 
 from __future__ import annotations
 
@@ -32,13 +32,56 @@ atan2.infer(_infer_floats)
 
 @atan2.grad
 def _(g, X, Y, Out_grad):
-    square = g.elementwise_add(g.square(X), g.square(Y))
-    X_grad, _ = g.elementwise_mul_grad(X, g.elementwise_div(Y, square), Out_grad)
-    _, Y_grad = g.elementwise_mul_grad(g.elementwise_div(g.scale(X, scale=-1.0), square), Y, Out_grad)
+    distance = g.hypot(X, Y)  # whose square may be 0 or infinite
+    sine, cosine = g.elementwise_div(X, distance), g.elementwise_div(Y, distance)
+    X_grad, _ = g.elementwise_mul_grad(X, g.elementwise_div(cosine, distance), Out_grad)
+    _, Y_grad = g.elementwise_mul_grad(g.elementwise_div(g.scale(sine, scale=-1.0), distance), Y, Out_grad)
     return X_grad, Y_grad
 
 
 atan2.samples(_operands)
+
+
+@op(traits={"elementwise"}, cuda="hypot(X, Y)")
+def hypot(X, Y, *, out=None):
+    """The square root of X^2 + Y^2, also where a square overflows or is 0, with broadcasting."""
+    return np.hypot(X, Y, out=out[0] if out else None)
+
+
+hypot.infer(_infer_floats)
+
+
+@hypot.grad
+def _(g, X, Y, Out, Out_grad):
+    X_grad, _ = g.elementwise_mul_grad(X, g.elementwise_div(X, Out), Out_grad)
+    _, Y_grad = g.elementwise_mul_grad(g.elementwise_div(Y, Out), Y, Out_grad)
+    return X_grad, Y_grad
+
+
+hypot.samples(_operands)
+
+
+@op(traits={"elementwise"},
+    cuda="X == Y ? X + C(0.69314718055994531) : (X > Y ? X : Y) + log1p(exp(-fabs(X - Y)))")  # fmt: skip
+def logaddexp(X, Y, *, out=None):
+    """log(e^X + e^Y) without overflow, with broadcasting."""
+    return np.logaddexp(X, Y, out=out[0] if out else None)
+
+
+logaddexp.infer(_infer_floats)
+
+
+@logaddexp.grad
+def _(g, X, Y, Out_grad):
+    X_grad, _ = g.elementwise_mul_grad(X, g.sigmoid(g.elementwise_sub(X, Y)), Out_grad)
+    _, Y_grad = g.elementwise_mul_grad(g.sigmoid(g.elementwise_sub(Y, X)), Y, Out_grad)
+    return X_grad, Y_grad
+
+
+@logaddexp.samples
+def _(rng):
+    yield from _operands(rng)
+    yield (np.array([1.0, 700.0, -900.0, 3.0]), np.array([1.0, 710.0, -900.0, -50.0])), {}
 
 
 def _extremum(name: str, ufunc: np.ufunc, word: str, sign: str, compare: str) -> OpDef:

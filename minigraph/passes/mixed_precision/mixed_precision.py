@@ -133,7 +133,10 @@ class _Retyping:
         return all(self.typed[v].dtype == float32 for _, v in _floats(op)) and _may_change(op)
 
     def _is_half(self, op: OpNode) -> bool:
-        """Whether it computes in 16 bits: a white one in any case, a gray one where no activation has more."""
+        """Whether it computes in 16 bits: a white one in any case, a gray one where no activation has more.
+
+        What is made of states alone, a learning rate or a momentum of averages, belongs to no activation.
+        """
         facts = self.facts
         if facts.is_kept_wide(op):
             return False
@@ -146,7 +149,7 @@ class _Retyping:
         own = [v for v in floats if not (v.given and v.persistable)]
         if any(v.type.dtype == float32 for v in own):
             return False
-        return bool(own) or (facts.level == "O2" and bool(floats))
+        return bool(own) or (facts.level == "O2" and any(isinstance(v.source, Parameter) for v in floats))
 
     def _is_small_constant(self, v: VarNode) -> bool:
         """Whether all its elements are one number that 16 bits can hold."""

@@ -70,6 +70,20 @@ class OptimizeAttr(dict[str, Any]):
         if before != self["learning_rate"] and self.parameter.program.updated:
             warn_of_late_change(self.parameter, "optimize_attr")
 
+    def pop(self, key: str, *default: Any) -> Any:
+        require(key != "learning_rate", "learning_rate of a parameter cannot be taken out", AttrError, "set it to 1.0")
+        return super().pop(key, *default)
+
+    def __delitem__(self, key: str) -> None:
+        self.pop(key)
+
+    def popitem(self) -> tuple[str, Any]:
+        key = next(reversed(self))
+        return key, self.pop(key)
+
+    def clear(self) -> None:
+        self.pop("learning_rate")
+
 
 def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What updates read of these must be a number."""
