@@ -19,7 +19,7 @@ MATH(rint) MATH(round) MATH(sin) MATH(sqrt) MATH(tanh) MATH(trunc)
 #define MATH(name)                                   \
     extern "C" double name(double, double) noexcept; \
     extern "C" float name##f(float, float) noexcept;
-MATH(atan2) MATH(fmax) MATH(fmin) MATH(fmod) MATH(nextafter) MATH(pow)
+MATH(atan2) MATH(fmax) MATH(fmin) MATH(fmod) MATH(hypot) MATH(nextafter) MATH(pow)
 #undef MATH
 extern "C" double fma(double, double, double) noexcept;
 extern "C" float fmaf(float, float, float) noexcept;
