@@ -86,3 +86,27 @@ def test_no_load_of_a_row_hangs_on_a_condition():
     text = launch_of(BACKWARD, (64, 3, 768), bfloat16, Device()).source
     assert "= {};\n    ALL_PACKS" not in text
     assert text.count("ALL_PACKS q_x") == 4, "three rows and the scale; the bias comes from the cache"
+
+
+def test_rows_are_fetched_ahead_where_blocks_take_many():
+    """And taken before the next ones overwrite them, when they are there."""
+    call = launch_of(BACKWARD, (64, 8, 768), bfloat16, ONE)
+    lines = [line.strip() for line in call.source.splitlines()]
+    loop = lines[lines.index("wait_for_copies();") :]
+    taken = [i for i, line in enumerate(loop) if line.startswith("ALL_PACKS q_x") and " = s_x" in line]
+    assert len(taken) == 3 and max(taken) < loop.index("fetch(row + ROWS_STEP);")
+    assert call.shared == 3 * 768 * 2 * 4, "three inputs of a block's four rows"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "device"),
+    [
+        ((2, 3, 768), bfloat16, ONE),
+        ((64, 8, 7), bfloat16, ONE),
+        ((64, 8, 768), bfloat16, Device(multiprocessors=1, shared=32 << 10)),
+    ],
+    ids=["a row for each thread", "packs of two bytes", "too little shared memory"],
+)
+def test_rows_are_not_fetched_ahead(shape, dtype, device):
+    call = launch_of(BACKWARD, shape, dtype, device)
+    assert call.shared == 0 and "fetch(" not in call.source

@@ -79,6 +79,21 @@ __device__ __forceinline__ void keep(
 #define VALID(i) HAS((i) / WIDTH)
 #define PLACE(k) (FULL ? lane + (k) * LANES : min(lane + (k) * LANES, int(packs) - 1))
 
+// A pack of the thread's next row on its way to `to` in shared memory; there after wait_for_copies().
+template <class PACK> __device__ __forceinline__ void fetch_pack(PACK* to, const PACK* from) {
+#ifdef __CUDACC__
+    if (sizeof(PACK) < 16) {
+        const u32 place = u32(__cvta_generic_to_shared(to));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+            ::"r"(place), "l"(from), "n"(int(sizeof(PACK) < 16 ? sizeof(PACK) : 8)) : "memory");
+        return;
+    }
+    copy_ahead(to, from);
+#else
+    *to = *from;
+#endif
+}
+
 // Over the LANES threads that share a row, in each of them; `shared` holds one value for each warp.
 template <class C, class MERGE> __device__ __forceinline__ C over_lanes(C x, C* shared, MERGE merge) {
 #pragma unroll

@@ -1,4 +1,8 @@
-"""How a kernel on rows gets its inputs: what all rows share once, each row when its turn comes."""
+"""How a kernel on rows gets its inputs: what all rows share once, each row when its turn comes or one turn ahead.
+
+Where a block takes many rows one after the other, each thread has its part of the next row on its way to shared memory
+while it works on this one. It reads only what it brought itself, so that no thread waits for another one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 
 from .code import Code, TooMuch
 
+COPIES = (4, 8, 16)  # bytes that a thread copies to shared memory at a time
+BESIDE = 16 << 10  # bytes of a block's shared memory beside rows that are on their way
 OF_ROW = [  # `packs` and `lane` are known
     "const bool inside = row < ROWS_TO;",
     "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
@@ -106,12 +112,34 @@ class RowInputs:
                 self.packed.append(own)
             code.lines.append(f"unpack({code.declare(name, True)}, q_{name});")
 
+    def bytes_ahead(self, per_thread: int, threads: int, room: int) -> int:
+        """Shared memory that a block's next rows take; 0 where they cannot be fetched, or have no room."""
+        nbytes = sum(p.nbytes for p in self.packed) * per_thread * threads
+        fits = nbytes + BESIDE <= room and all(p.nbytes in COPIES for p in self.packed)
+        return nbytes if fits else 0
+
     def now(self, leading: Leading) -> list[str]:
         """Statements that load row `row`."""
         lines = [*OF_ROW, *leading.offsets()]
         for p in self.packed:
             lines += p.loaded
         return lines + [f"const {c} q_{name} = inside ? up({place}) : {c}(0);" for name, c, place in self.single]
+
+    def ahead(self, leading: Leading, per_thread: int, threads: int) -> tuple[list[str], list[str]]:
+        """Statements before the loop, and those that take row `row`, which was fetched, and fetch the next one."""
+        before, take, start = ["extern __shared__ uint4 memory[];"], [*OF_ROW, "wait_for_copies();"], 0
+        fetch = ["const auto fetch = [&](i64 row) {", OF_ROW[0], *leading.offsets()]
+        for p in self.packed:
+            before.append(f"{p.type}* const s_{p.name} = ({p.type}*)(memory + {start // 16}) + threadIdx.x;")
+            start += p.nbytes * per_thread * threads
+            fetch.append(f"if (inside) ALL_PACKS fetch_pack(s_{p.name} + k * {threads}, {p.pack});")
+            take += [f"{p.type} q_{p.name}[PACKS];", f"ALL_PACKS q_{p.name}[k] = s_{p.name}[k * {threads}];"]
+        for name, c, place in self.single:
+            before.append(f"{c} n_{name};")
+            fetch.append(f"n_{name} = inside ? up({place}) : {c}(0);")
+            take.append(f"const {c} q_{name} = n_{name};")
+        first = "fetch(ROWS_FROM + threadIdx.x / LANES);"
+        return [*before, *fetch, "};", first], [*take, "fetch(row + ROWS_STEP);"]
 
 
 def _is_row_constant(layout: Any, buffer: Buffer) -> bool:

@@ -60,6 +60,8 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
                            lambda name: _store(code, layout, name, buffers[name], width))
     groups, resident = threads // lanes, max(1, _threads_at_once(fused, words * per_lane * width) // threads)
     blocks, at_once = blocks_for(rows, groups), binder.device.multiprocessors * resident
+    shared = loads.bytes_ahead(per_lane, threads, binder.device.shared // resident) if sums and blocks > at_once else 0
+    before, take = loads.ahead(leading, per_lane, threads) if shared else ([], loads.now(leading))
     if sums:
         blocks = min(blocks, at_once)
     partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
@@ -69,9 +71,9 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
     parameters += [f"i64 step_{name}_{a}" for name in leading.strides for a in range(len(leading.extents))]
     body = [
         f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
-        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *loads.columns,
+        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *loads.columns, *before,
         "for (i64 first = ROWS_FROM; first < ROWS_TO; first += ROWS_STEP, turn ^= 1) {",
-        "const i64 row = first + threadIdx.x / LANES;", *loads.now(leading),
+        "const i64 row = first + threadIdx.x / LANES;", *take,
         "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };", *code.lines, "}",
         *_sum_lines(code, sums, groups, types),
     ]  # fmt: skip
@@ -82,7 +84,7 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
     args += [i64(e) for e in leading.extents[1:]] + [i64(s) for steps in leading.strides.values() for s in steps]
     reads, writes = _whole_arguments(layout, inputs, written)
     form = None if sums else RowKernel(facts, parameters, body, (rows, n), reads, writes, lanes)
-    binder.launch_source(source, "fused_rows", blocks, threads, *args, form=form)
+    binder.launch_source(source, "fused_rows", blocks, threads, *args, shared=shared, form=form)
     if sums:
         _bind_totals(binder, partial, [buffers[name] for name in sums])
 
