@@ -81,6 +81,15 @@ def test_an_operand_that_rows_share(dtype, rng):
         np.testing.assert_allclose(a, b, rtol=0, atol=UNITS[dtype] * 8 * np.abs(b).max(initial=1))
 
 
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("dtype", [float64, bfloat16], ids=str)
+def test_a_row_has_the_same_bits_fetched_ahead_or_not(dtype, rng):
+    inputs = inputs_of(FORWARD, (50, 3, 264), dtype, rng)
+    (found, _), (others, _) = outputs(FORWARD, inputs), outputs(FORWARD, inputs, Device())
+    for a, b in zip(found, others, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_no_load_of_a_row_hangs_on_a_condition():
     """Else the compiler takes packs apart, number by number: 24 % more instructions for a norm's gradient."""
     text = launch_of(BACKWARD, (64, 3, 768), bfloat16, Device()).source
@@ -96,6 +105,9 @@ def test_rows_are_fetched_ahead_where_blocks_take_many():
     taken = [i for i, line in enumerate(loop) if line.startswith("ALL_PACKS q_x") and " = s_x" in line]
     assert len(taken) == 3 and max(taken) < loop.index("fetch(row + ROWS_STEP);")
     assert call.shared == 3 * 768 * 2 * 4, "three inputs of a block's four rows"
+    call = launch_of(FORWARD, (64, 8, 768), bfloat16, ONE)
+    assert call.shared == 2 * 768 * 2 * 2 and call.grid == (6, 1, 1), "two inputs of its two rows; blocks that stay"
+    assert call.form is None, "a block of a joined launch has rows of its own"
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
                            lambda name: _store(code, layout, name, buffers[name], width))
     groups, resident = threads // lanes, max(1, _threads_at_once(fused, words * per_lane * width) // threads)
     blocks, at_once = blocks_for(rows, groups), binder.device.multiprocessors * resident
-    shared = loads.bytes_ahead(per_lane, threads, binder.device.shared // resident) if sums and blocks > at_once else 0
+    shared = loads.bytes_ahead(per_lane, threads, binder.device.shared // resident) if blocks > at_once else 0
     before, take = loads.ahead(leading, per_lane, threads) if shared else ([], loads.now(leading))
-    if sums:
+    if sums or shared:
         blocks = min(blocks, at_once)
     partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
     parameters = [*operand_parameters(inputs, written, buffers), *code.parameters]
@@ -83,7 +83,7 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
     args = [*(buffers[name] for name in (*inputs, *written)), *code.arguments, *partial, i64(rows)]
     args += [i64(e) for e in leading.extents[1:]] + [i64(s) for steps in leading.strides.values() for s in steps]
     reads, writes = _whole_arguments(layout, inputs, written)
-    form = None if sums else RowKernel(facts, parameters, body, (rows, n), reads, writes, lanes)
+    form = None if sums or shared else RowKernel(facts, parameters, body, (rows, n), reads, writes, lanes)
     binder.launch_source(source, "fused_rows", blocks, threads, *args, shared=shared, form=form)
     if sums:
         _bind_totals(binder, partial, [buffers[name] for name in sums])
