@@ -5,10 +5,10 @@
 
 An example are Q, K and V of attention. A GPU computes one wide product in less time than three narrow ones, and X's
 gradient is one product instead of three whose results are added. Weights and their gradients are copied for that, which
-pays where X has 1024 rows or more, and where a product alone does not fill the GPU. The weights are joined once more
-for the gradient, so that nothing is kept. Results are not copied: refused where a reader, or what writes their
-gradients, cannot take rows of the joined array where they lie. Among ranks the reductions of the weights' gradients
-wait for the joined one.
+pays where X has 1024 rows or more, and where a product alone does not fill the GPU. The joined weights are kept for
+the gradient, which takes as much memory as they do. Results are not copied: refused where a reader, or what writes
+their gradients, cannot take rows of the joined array where they lie. Among ranks the reductions of the weights'
+gradients wait for the joined one.
 """
 
 from __future__ import annotations
@@ -146,11 +146,8 @@ class _Parallel:
         """Likewise of backward, but for the gradient of X."""
         g, slots, grads = self.backward, self.slots, self.grads
         *concats, product, split = self.forward.emitted
-        weights, needs = self._of(self.ops, "Y"), [*grads[0].outputs]
+        needs = [*grads[0].outputs]
         given = {"X": product.inputs["X"][0], "Y": product.inputs["Y"][0]}
-        if slots.x in needs:
-            g.forward = None
-            given["Y"] = g.concat(weights, axis=self.axis)
         g.forward = split
         given[slots.out] = g.concat(self._of(grads, slots.out), axis=split.attrs["axis"])
         g.emitted[-1].grad_slot = "X"

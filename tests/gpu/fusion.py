@@ -22,7 +22,8 @@ from tests.support.loss_programs import KINDS, cross_entropy_step, random_loss
 from tests.support.random_chains import Chain, random_chain
 from tests.support.residual_blocks import residual_blocks
 
-SHAPES = ((37, 1024), (3, 11, 768), (700, 48), (5, 4096), (2, 9, 50), (1, 300))
+AHEAD = ((9000, 72), (1300, 776))  # more rows than a GPU works on at a time: they are fetched ahead
+SHAPES = ((37, 1024), (3, 11, 768), (700, 48), (5, 4096), (2, 9, 50), (1, 300), *AHEAD)
 SEEDS = 12
 ALONE, EVERY = BuildStrategy(fuse_elementwise=True), BuildStrategy.all()
 KEPT = BuildStrategy.all(recompute_norms=False)

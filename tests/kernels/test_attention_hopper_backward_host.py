@@ -96,3 +96,11 @@ def test_backward_is_what_the_reference_says(seed):
     grid, tickets = launches[1].grid[0], -(-sk // 128) * heads * 2
     assert grid == (min(tickets, blocks) if d <= 64 else tickets)
     require_near(found, exact)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_tiles_of_queries_that_see_no_key_have_no_gradient(d):
+    """Nobody adds to their sums, which hold what was there before."""
+    found, exact, _ = run(qkv(1, 300, 40, 1, 1, d), "bfloat16", 2, causal=True, bottom_right=True)
+    assert (found["Q_grad"][:, :256].astype(float) == 0).all()
+    require_near(found, exact)

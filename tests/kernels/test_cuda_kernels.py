@@ -106,7 +106,7 @@ def test_slice_and_its_gradient(shape, cuts):
     np.testing.assert_array_equal(grad, whole)
 
 
-@pytest.mark.parametrize("sizes", [(16, 16), (3, 5, 1), (8, 0, 4), (2,)])
+@pytest.mark.parametrize("sizes", [(16, 16), (3, 5, 1), (8, 0, 4), (2,), (300, 7, 1100)])
 @pytest.mark.parametrize(("outer", "inner"), [((), ()), ((3,), ()), ((2, 3), (4,)), ((), (5,))])
 def test_concat_and_its_gradient(sizes, outer, inner, rng):
     xs = [numbers(rng, (*outer, size, *inner), float32) for size in sizes]

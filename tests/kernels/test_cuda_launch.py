@@ -284,9 +284,23 @@ def test_whole_buffers_are_copied_as_they_are():
 
 def test_small_parts_are_one_launch():
     (call,) = calls(concat, {"X": [((2, 3), float32)] * 2}, {"Out": ((4, 3), float32)}, {"axis": 0})
-    assert (call.function, call.grid) == ("parts", (1, 2, 1))
-    many = calls(concat, {"X": [((2, 3), float32)] * 10}, {"Out": ((2, 30), float32)}, {"axis": 1})
-    assert [call.grid for call in many] == [(1, movement.PARTS, 1), (1, 2, 1)]
+    assert (call.function, call.grid) == ("parts", (2, 1, 1))
+    many = calls(concat, {"X": [((2, 3), float32)] * 70}, {"Out": ((2, 210), float32)}, {"axis": 1})
+    assert [call.grid for call in many] == [(movement.PARTS, 1, 1), (6, 1, 1)]
+    assert [defined(call, "WIDTH") for call in many] == ["64", "8"]
+
+
+def test_parts_with_words_of_one_width_are_one_launch():
+    """Rows of other lengths and numbers are no reason for two; wide words must not become narrow ones."""
+    binder = Binder()
+    binder.begin(0)
+    shapes = ((768, 768), (768,), (3, 8), (768, 767))
+    wide = Buffer((768, 2304), bfloat16)
+    shown = [wide.spread(shape, (2304, 1)[-len(shape) :], 768) for shape in shapes]
+    movement.bring_all(binder, [(Buffer(shape, bfloat16), there) for shape, there in zip(shapes, shown, strict=True)])
+    assert [(defined(call, "W"), call.grid) for call in binder.calls] == [
+        ("Pack<u64, 2>", (768 * 96 // 512 + 2, 1, 1)), ("unsigned short", (768 * 767 // 512 + 1, 1, 1)),
+    ]  # fmt: skip
 
 
 def test_a_view_of_the_same_memory_is_not_copied():

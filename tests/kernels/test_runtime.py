@@ -153,6 +153,7 @@ def test_kernels_are_loaded_once_and_may_have_more_shared_memory(runtime, driver
     runtime.runnable(binder, False)
     assert driver.RawModule.call_count == 1
     assert driver.RawModule.return_value.get_function.return_value.max_dynamic_shared_size_bytes == 60_000
+    assert runtime.modules.shared == {("source", "f"): 60_000}
     assert len(runtime.modules.waiting) == 1
 
 

@@ -70,7 +70,8 @@ def update(formula: Callable[..., Any]) -> OpDef:
     kernel = f"minigraph.kernels.cpu.optimizer:{formula.__name__}"
     made = op(", ".join(outputs), cpu=kernel, **facts)(single)
     made.infer(lambda *inputs, **values: _infer(made.type, slots, inputs, values))
-    together = op(", ".join(f"{o}*" for o in outputs), cpu=kernel.replace(":", ":fused_"), **facts)(fused)
+    kernel, lists_out = kernel.replace(":", ":fused_"), ", ".join(f"{o}*" for o in outputs)
+    together = op(lists_out, cpu=kernel, strided={"Grad"}, **facts)(fused)
     together.infer(lambda *inputs, **values: _infer_lists(made.type, slots, inputs, values))
     together.samples(lambda rng: _samples_of_lists(made, slots, rng))
     return made

@@ -81,7 +81,7 @@ def _write_y(r, x):
 def _read_statistics(r):
     """`mean` and `inverse` of a row whose statistics are inputs."""
     mean, variance, epsilon = r.read("Mean"), r.read("Variance"), r.literal(r.attrs["epsilon"])
-    r.lines.append(f"const C mean = {mean}, inverse = inside ? C(1) / sqrt({variance} + {epsilon}) : C(0);")
+    r.lines.append(f"const C mean = {mean}, inverse = C(1) / sqrt({variance} + {epsilon});")
 
 
 @layer_norm.infer

@@ -25,7 +25,7 @@ from minigraph.program.prune import Prune
 from minigraph.runtime.memory import Life, most_live
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.parallel.gpu_pieces import lay_pieces
-from minigraph.runtime.schedule import Schedule
+from minigraph.runtime.schedule import Schedule, Show
 from minigraph.types import TensorType
 
 from .checks import Checks
@@ -36,7 +36,7 @@ from .layout.units import Units, structure_of
 from .recording import record
 from .sizes import Siblings
 from .staging import Staging, staging_of
-from .strided import show, show_changes_of_shape
+from .strided import show, show_but_lists, show_changes_of_shape
 from .values import sharing_of, value_buffers
 
 AS_RECORDED = Settling()
@@ -95,6 +95,13 @@ class BoundProgram:
         return None
 
 
+def _show(options: RunOptions) -> Show:
+    """What finds the values that show the memory of others."""
+    if options.check_nan_inf:
+        return show_changes_of_shape
+    return show_but_lists if options.multi_tensor in ("arena", "paged") else show
+
+
 def bind_program(
     program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
     device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
@@ -110,7 +117,7 @@ def bind_program(
     checking = options.check_nan_inf
     siblings = siblings or Siblings()
     schedule, sharing = siblings.schedule(
-        program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace,
+        program, feeds, fetches, prune, _show(options), options.inplace,
         partial(sharing_of, checking=checking, inplace=options.inplace),
     )  # fmt: skip
     binder = Binder(

@@ -1,6 +1,7 @@
 """Which values a GPU need not copy out of others, because whoever reads them takes rows where they lie.
 
     qkv [B, S, 3, H, D] -> slice -> q [B, S, H, D] -> attention       q shows qkv's memory, in qkv's strides
+    gradient of joined weights -> concat_grad -> that of each weight -> fused_adamw
 
 An operator says which inputs its kernels read by strides (`OpDef.strided`). What slices, splits, transposes and
 changes of shape give to such inputs, and to nobody else, shows the memory that they were given; else it is copied as
@@ -13,13 +14,13 @@ written by strides and then only joined with others, or turned, lie where that w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import cached_property
 
 from minigraph.kernels.cuda.record.buffer import Buffer, begins
-from minigraph.kernels.cuda.record.views import Shows, reshaped, shown_from, unfit, whole
+from minigraph.kernels.cuda.record.views import Shows, in_rows, reshaped, shown_from, unfit, whole
 from minigraph.opdef import OpDef
-from minigraph.runtime.schedule import Layout, Schedule, Step, each
+from minigraph.runtime.schedule import Layout, Schedule, Step, each, flat
 from minigraph.types import TensorType
 
 
@@ -33,6 +34,11 @@ def show(schedule: Schedule) -> list[tuple[int, str]]:
     return Views(schedule).remarks
 
 
+def show_but_lists(schedule: Schedule) -> list[tuple[int, str]]:
+    """Likewise, but what is read in a list lies in one piece: updates of some modes move their gradients."""
+    return Views(schedule, lists=False).remarks
+
+
 def show_changes_of_shape(schedule: Schedule) -> list[tuple[int, str]]:
     """Likewise, but all values lie in one piece: only changes of shape are not copied."""
     return Views(schedule, strided=False).remarks
@@ -41,15 +47,20 @@ def show_changes_of_shape(schedule: Schedule) -> list[tuple[int, str]]:
 class Views:
     """Values of a Schedule that show others.
 
-    direct    values that are read by strides
+    direct    values that are read by strides;  listed: those of them that are read in a list, as rows in equal steps
     taken     {value: how many of its elements are, also as other values that show them}
     apart     {value of these: why it must lie in C order}
     lies      {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
     """
 
-    def __init__(self, schedule: Schedule, strided: bool = True) -> None:
+    def __init__(self, schedule: Schedule, strided: bool = True, lists: bool = True) -> None:
         self.values, self.remarks = schedule.values, list[tuple[int, str]]()
-        self.direct = {i for step in schedule.steps for i in by_strides(step)} if strided else set[int]()
+        self.direct, self.listed = set[int](), set[int]()
+        if strided and lists:
+            shown = {i for step in schedule.steps if step.op.opdef.shows is not None for i in step.written}
+            self.listed.update(i for step in schedule.steps for i in in_lists(step) if i in shown)
+        if strided:
+            self.direct.update(i for step in schedule.steps for i in by_strides(step, self.listed))
         self.taken = self._taken(schedule)
         self.apart = self._apart(schedule)
         self.lies: dict[int, Buffer] = {}
@@ -77,7 +88,7 @@ class Views:
         reasons |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
         for step in schedule.steps if self.taken else ():
             if step.op.opdef.shows is None:
-                others = Counter(step.read) - Counter(by_strides(step))  # Q may be the Bias, too
+                others = Counter(step.read) - Counter(by_strides(step, self.listed))  # Q may be the Bias, too
                 reasons |= dict.fromkeys(others.keys() & self.taken.keys(), f"{step.op.type} reads it, too")
         return reasons
 
@@ -163,13 +174,25 @@ class Views:
         taken = self.taken[self.values[source].root]
         if not root.persistable and 2 * taken < root.type.size:
             return f"it would keep {root.name}, of which {taken} of {root.type.size} elements are read so"
+        if i in self.listed and there.steps is None:
+            there = there.view((there.size,))  # an update sees no rows in what lies in one piece
+        elif i in self.listed and in_rows(there) is None:
+            return "its rows do not lie in equal steps"
         return unfit(there) if i in self.direct else None
 
 
-def by_strides(step: Step, outputs: bool = False) -> Iterator[int]:
-    """The values that a step reads, or writes, by strides."""
+def by_strides(step: Step, listed: Container[int] | None = None, outputs: bool = False) -> Iterator[int]:
+    """The values that a step reads, or writes, by strides; of lists, such as all gradients, those that are `listed`."""
     opdef = step.op.opdef
     slots, given = (opdef.outputs, step.outputs) if outputs else (opdef.inputs, step.inputs)
     for slot, i in zip(slots, given, strict=True) if opdef.strided else ():
-        if slot.name in opdef.strided and isinstance(i, int):
-            yield i
+        if slot.name in opdef.strided:
+            yield from (j for j in flat([i]) if listed is None or not slot.variadic or j in listed)
+
+
+def in_lists(step: Step) -> Iterator[int]:
+    """The values that a step reads by strides in lists."""
+    opdef = step.op.opdef
+    for slot, i in zip(opdef.inputs, step.inputs, strict=True) if opdef.strided else ():
+        if slot.variadic and slot.name in opdef.strided:
+            yield from flat([i])

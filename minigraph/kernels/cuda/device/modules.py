@@ -9,14 +9,13 @@ import cupy
 
 from minigraph.kernels.cuda.record.compile import SideBySide, compile_source
 
-STATIC_SHARED = 40 * 1024  # bytes; more must be asked for, what a kernel declares included
-
 
 class Modules:
     """Kernels of one GPU by source and name.
 
     waiting   those that wait for the kernels before them: their CUfunctions
     compiled  how many had to be compiled
+    shared    how much shared memory was asked for: without it a block has 48 KB, what its kernel declares included
     """
 
     def __init__(self, arch: str) -> None:
@@ -24,6 +23,7 @@ class Modules:
         self.waiting: set[int] = set()
         self.compiled = 0
         self._work = SideBySide(arch)
+        self.shared: dict[tuple[str, str], int] = {}
         self._functions: dict[tuple[str, str], Any] = {}
 
     def begin(self, kernels: Iterable[tuple[str, str]]) -> None:
@@ -51,6 +51,6 @@ class Modules:
             function = self._functions[key] = module.get_function(name)
             self.waiting |= {function.kernel.ptr} if cubin.waits_first and not together else set()
         function = self._functions[key]
-        if shared > max(STATIC_SHARED, function.max_dynamic_shared_size_bytes):  # a longer row may need more
-            function.max_dynamic_shared_size_bytes = shared
+        if shared > self.shared.get(key, 0):  # a longer row may need more
+            function.max_dynamic_shared_size_bytes = self.shared[key] = shared
         return function

@@ -95,7 +95,7 @@ def add_pointwise(code: Code, member: Any, binder: Binder) -> None:
         dtype = code.types[member.outputs[slot][0]].dtype
         value = f"{compute_type(dtype)}({forms[slot]})"
         if member.opdef.type == "cast" and dtype in COMPUTE:
-            value = f"up(down<{CUDA_TYPES[dtype]}>({value}))"
+            value = f"rounded<{CUDA_TYPES[dtype]}>({value})"
         body.append(f"{variable}{'[i]' * array} = {value};")
     _add_block(code, member, body, array)
 

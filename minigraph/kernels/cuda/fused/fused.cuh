@@ -21,6 +21,34 @@ __device__ __forceinline__ void add_rows(const A* __restrict__ a, T* b, i64 part
 #define ALL _Pragma("unroll") for (int i = 0; i < N; ++i)
 #define ALL_PACKS _Pragma("unroll") for (int k = 0; k < PACKS; ++k)
 
+// x, rounded to T.
+template <class T, class C> __device__ __forceinline__ C rounded(C x) { return up(down<T>(x)); }
+#ifdef __CUDACC__
+template <> __device__ __forceinline__ float rounded<bf16, float>(float x) {  // at once, not into 16 bits and back
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x), "f"(0.0f));
+    return __uint_as_float(y);
+}
+#endif
+
+// The elements of packs as they are computed with. Those of bfloat16 two by two: else each is taken out of its word first.
+template <class C, class T, int W, int COUNT>
+__device__ __forceinline__ void unpack(C (&to)[COUNT * W], const Pack<T, W> (&from)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT * W; ++i) to[i] = up(from[i / W].v[i % W]);
+}
+template <int W, int COUNT>
+__device__ __forceinline__ void unpack(float (&to)[COUNT * W], const Pack<bf16, W> (&from)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT * W; ++i) {
+        if (W % 2) to[i] = up(from[i / W].v[i % W]);
+        else {
+            const u32 word = ((const u32*)&from[i / W])[i % W / 2];
+            to[i] = __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+        }
+    }
+}
+
 // Where a random member keeps an element: its word is at least `threshold`.
 template <class ELEMENT>
 __device__ __forceinline__ void keep(
@@ -45,7 +73,26 @@ __device__ __forceinline__ void keep(
 }
 
 #ifdef LANES
-#define VALID(i) ((i) / WIDTH * LANES < mine)
+// Whether pack k or element i of this thread exists; where to load pack k from, counted from the row's first one: another
+// pack if it does not exist, since loads that hang on a condition take packs apart.
+#define HAS(k) (FULL ? inside : (k) * LANES < mine)
+#define VALID(i) HAS((i) / WIDTH)
+#define PLACE(k) (FULL ? lane + (k) * LANES : min(lane + (k) * LANES, int(packs) - 1))
+
+// A pack of the thread's next row on its way to `to` in shared memory; there after wait_for_copies().
+template <class PACK> __device__ __forceinline__ void fetch_pack(PACK* to, const PACK* from) {
+#ifdef __CUDACC__
+    if (sizeof(PACK) < 16) {
+        const u32 place = u32(__cvta_generic_to_shared(to));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+            ::"r"(place), "l"(from), "n"(int(sizeof(PACK) < 16 ? sizeof(PACK) : 8)) : "memory");
+        return;
+    }
+    copy_ahead(to, from);
+#else
+    *to = *from;
+#endif
+}
 
 // Over the LANES threads that share a row, in each of them; `shared` holds one value for each warp.
 template <class C, class MERGE> __device__ __forceinline__ C over_lanes(C x, C* shared, MERGE merge) {

@@ -21,7 +21,7 @@ from minigraph.kernels.cuda.record.compile import KEPT, full_source, read_source
 
 Pairs = tuple[tuple[str, Any], ...]
 THREADS = 256  # of a block, those of matmul/narrow_product.cu's forward
-MACROS = "N", "ALL", "ALL_PACKS", "VALID"  # of fused.cuh
+MACROS = "N", "ALL", "ALL_PACKS", "HAS", "VALID", "PLACE"  # of fused.cuh
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(%d) head(
     const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* z, i64 count, i64 inner,

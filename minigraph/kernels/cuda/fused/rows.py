@@ -1,7 +1,7 @@
 """Fused bodies with members that work on rows: LANES threads keep the values of a row in registers.
 
-Reads every input once and writes every output once, statistics in between. Sums over rows (gradients of a scale or a
-bias) are kept in registers while a block takes every gridDim-th row; a second launch adds up the blocks.
+Reads every input once (row_inputs.py) and writes every output once, statistics in between. Sums over rows (gradients of
+a scale or a bias) are kept in registers while a block takes every gridDim-th row; a second launch adds up the blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from minigraph.kernels.cuda.elementwise.pointwise import PACK_BYTES, compute_type, merged_axes
+from minigraph.kernels.cuda.elementwise.pointwise import PACK_BYTES, compute_type
 from minigraph.kernels.cuda.elementwise.reduce import accumulator, power_of_two
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
@@ -27,6 +27,7 @@ from .code import (
     values_read,
 )
 from .joined_head import RowKernel
+from .row_inputs import RowInputs, column_anew, row_strides
 from .row_members import add_rows
 
 FEW_LANES, MOST_LANES = 64, 512  # threads that share a row where a warp cannot take it
@@ -45,7 +46,7 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
     inputs = read_names(fused, buffers)
     sums = [name for name in fused.outputs if layout.kinds[name] == "sum"]
     written = [name for name in fused.outputs if name not in sums]
-    leading = _row_strides(layout, inputs, buffers)
+    leading = row_strides(layout, inputs, buffers)
     width = _width(n, layout, [*inputs, *written], buffers)
     packs = n // width
     anew, words, lanes, per_lane = _shares(fused, inputs, buffers, packs, width)
@@ -55,37 +56,36 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
         code.declare(name, True)
     totals = [line.replace(";", " = {};") for line in code.lines]
     code.lines.clear()
-    columns, loads = _add_inputs(code, layout, [name for name in inputs if name not in anew], buffers, width)
-    shelves = _add_members(code, fused, binder, n, lambda name: _anew(code, name, buffers[name], width), anew,
+    loads = RowInputs(code, layout, [name for name in inputs if name not in anew], buffers, width)
+    shelves = _add_members(code, fused, binder, n, lambda name: column_anew(code, name, buffers[name], width), anew,
                            lambda name: _store(code, layout, name, buffers[name], width))
     groups, resident = threads // lanes, max(1, _threads_at_once(fused, words * per_lane * width) // threads)
-    blocks = blocks_for(rows, groups)
-    if sums:
-        blocks = min(blocks, binder.device.multiprocessors * resident)
+    blocks, at_once = blocks_for(rows, groups), binder.device.multiprocessors * resident
+    shared = loads.bytes_ahead(per_lane, threads, binder.device.shared // resident) if blocks > at_once else 0
+    before, take = loads.ahead(leading, per_lane, threads) if shared else ([], loads.now(leading))
+    if sums or shared:
+        blocks = min(blocks, at_once)
     partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
     parameters = [*operand_parameters(inputs, written, buffers), *code.parameters]
     parameters += [f"{CUDA_TYPES[b.dtype]}* p_{name}" for name, b in zip(sums, partial, strict=True)]
     parameters += ["i64 rows"] + [f"i64 extent{a}" for a in range(1, len(leading.extents))]
-    strided = [name for name in inputs if name in leading.strides]
-    parameters += [f"i64 step_{name}_{a}" for name in strided for a in range(len(leading.extents))]
+    parameters += [f"i64 step_{name}_{a}" for name in leading.strides for a in range(len(leading.extents))]
     body = [
         f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
-        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *columns,
+        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *loads.columns, *before,
         "for (i64 first = ROWS_FROM; first < ROWS_TO; first += ROWS_STEP, turn ^= 1) {",
-        "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < ROWS_TO;",
-        "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
-        "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
-        *leading.offsets(strided), *loads, *code.lines, "}",
+        "const i64 row = first + threadIdx.x / LANES;", *take,
+        "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };", *code.lines, "}",
         *_sum_lines(code, sums, groups, types),
     ]  # fmt: skip
-    facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups, "ROWS_TO": "rows",
-             "ROWS_FROM": "i64(blockIdx.x) * GROUPS", "ROWS_STEP": "i64(gridDim.x) * GROUPS"}  # fmt: skip
+    facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "FULL": int(packs % lanes == 0), "GROUPS": groups,
+             "ROWS_FROM": "i64(blockIdx.x) * GROUPS", "ROWS_TO": "rows", "ROWS_STEP": "i64(gridDim.x) * GROUPS"}
     source = kernel_source("fused_rows", facts, parameters, body, threads, resident)
     args = [*(buffers[name] for name in (*inputs, *written)), *code.arguments, *partial, i64(rows)]
-    args += [i64(e) for e in leading.extents[1:]] + [i64(s) for name in strided for s in leading.strides[name]]
+    args += [i64(e) for e in leading.extents[1:]] + [i64(s) for steps in leading.strides.values() for s in steps]
     reads, writes = _whole_arguments(layout, inputs, written)
-    form = None if sums else RowKernel(facts, parameters, body, (rows, n), reads, writes, lanes)
-    binder.launch_source(source, "fused_rows", blocks, threads, *args, form=form)
+    form = None if sums or shared else RowKernel(facts, parameters, body, (rows, n), reads, writes, lanes)
+    binder.launch_source(source, "fused_rows", blocks, threads, *args, shared=shared, form=form)
     if sums:
         _bind_totals(binder, partial, [buffers[name] for name in sums])
 
@@ -139,46 +139,6 @@ def _bind_totals(binder: Binder, partial: Sequence[Buffer], outs: Sequence[Buffe
     parts, n = partial[0].shape
     args = [buffer for pair in pairs for buffer in pair]
     binder.launch_source(source, "totals", (blocks_for(n, 32), len(pairs)), 1024, *args, i64(parts), i64(n))
-
-
-class _Leading:
-    """The axes before a row: their extents, and the operands' steps along them."""
-
-    def __init__(self, extents: list[int], strides: dict[str, list[int]]) -> None:
-        self.extents, self.strides = extents, strides
-
-    def offsets(self, names: Sequence[str]) -> list[str]:
-        """Where each operand's row begins."""
-        lines = ["i64 rest = inside ? row : 0;"]
-        for a in range(len(self.extents) - 1, 0, -1):
-            lines += [f"const i64 i{a} = rest % extent{a};", f"rest /= extent{a};"]
-        lines.append("const i64 i0 = rest;")
-        for name in names:
-            terms = [f"i{a} * step_{name}_{a}" for a in range(len(self.extents))]
-            lines.append(f"const i64 o_{name} = {' + '.join(terms)};")
-        return lines
-
-
-def _row_strides(layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer]) -> _Leading:
-    """Steps of whole operands along the axes before a row; they hold whole rows, or one element for each."""
-    row, shape = layout.row, layout.shape
-    n, names, seen = math.prod(shape[row:]), [], []
-    sizes = {}
-    for name in inputs:
-        if layout.kinds[name] != "whole":
-            continue
-        own = buffers[name].shape
-        own = (1,) * (len(shape) - len(own)) + own
-        if own[row:] == shape[row:]:
-            sizes[name] = n
-        elif math.prod(own[row:]) == 1:
-            sizes[name] = 1
-        else:
-            raise TooMuch(f"an operand {list(buffers[name].shape)} broadcasts inside a row of {list(shape)}")
-        names.append(name)
-        seen.append(own[:row])
-    extents, strides = merged_axes(shape[:row], seen)
-    return _Leading(extents, {name: [s * sizes[name] for s in own] for name, own in zip(names, strides, strict=True)})
 
 
 def _width(n: int, layout: Any, names: Sequence[str], buffers: Mapping[str, Buffer]) -> int:
@@ -249,51 +209,6 @@ def _lanes(packs: int, width: int, words: float) -> tuple[int, int] | None:
     return (lanes, per_lane) if per_lane == 1 or per_lane * width * words <= room else None
 
 
-def _add_inputs(
-    code: Code, layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer], width: int
-) -> tuple[list[str], list[str]]:
-    """Loads of what all rows share, and those of a row, as it lies in memory; `code` begins with the values.
-
-    What lies outside a row is 0, so that nothing but sums asks whether an element exists.
-    """
-    columns, loads = [], []
-    for name in inputs:
-        t, kind, c = CUDA_TYPES[buffers[name].dtype], layout.kinds[name], compute_type(buffers[name].dtype)
-        if kind == "row" or (kind == "whole" and _is_row_constant(layout, buffers[name])):
-            place = "row" if kind == "row" else f"o_{name}"
-            loads.append(f"const {c} q_{name} = inside ? up(p_{name}[{place}]) : {c}(0);")
-            code.lines.append(f"{code.declare(name, False)} = q_{name};")
-            continue
-        pack = f"Pack<{t}, {width}>"
-        start, there = (f"p_{name}", "packs - lane") if kind == "column" else (f"p_{name} + o_{name}", "mine")
-        target = columns if kind == "column" else loads
-        target += [
-            f"{pack} q_{name}[PACKS] = {{}};",
-            f"ALL_PACKS if (k * LANES < {there}) q_{name}[k] = ((const {pack}*)({start}))[lane + k * LANES];",
-        ]
-        code.lines.append(f"ALL {code.declare(name, True)}[i] = up(q_{name}[i / WIDTH].v[i % WIDTH]);")
-    return columns, loads
-
-
-def _is_row_constant(layout: Any, buffer: Buffer) -> bool:
-    """Whether an operand has one element for all of a row of several."""
-    last = buffer.shape[max(0, buffer.ndim - (len(layout.shape) - layout.row)) :]
-    return math.prod(last) == 1 != math.prod(layout.shape[layout.row :])
-
-
-def _anew(code: Code, name: str, buffer: Buffer, width: int) -> list[str]:
-    """A column from the cache, declared; the compiler must not take the load out of the loop over rows."""
-    t, at = CUDA_TYPES[buffer.dtype], len(code.lines)
-    variable = code.declare(name, True)
-    pack, declared = f"Pack<{t}, {width}>", code.lines.pop(at)
-    return [
-        declared, f"{{ const {t}* from = p_{name};", '    asm volatile("" : "+l"(from));',
-        f"    ALL_PACKS if (k * LANES < packs - lane) {{ const {pack} q = ((const {pack}*)from)[lane + k * LANES];",
-        f'        _Pragma("unroll") for (int v = 0; v < WIDTH; ++v) {variable}[k * WIDTH + v] = up(q.v[v]); }}',
-        f"    else _Pragma(\"unroll\") for (int v = 0; v < WIDTH; ++v) {variable}[k * WIDTH + v] = 0; }}",
-    ]  # fmt: skip
-
-
 def _store(code: Code, layout: Any, name: str, buffer: Buffer, width: int) -> list[str]:
     """What writes an output that is no sum over rows."""
     t = CUDA_TYPES[buffer.dtype]
@@ -301,7 +216,7 @@ def _store(code: Code, layout: Any, name: str, buffer: Buffer, width: int) -> li
         return [f"if (inside && lane == 0) p_{name}[row] = down<{t}>({code.variables[name]});"]
     pack = f"Pack<{t}, {width}>"
     return [
-        "ALL_PACKS if (k * LANES < mine) {", f"    {pack} r;",
+        "ALL_PACKS if (HAS(k)) {", f"    {pack} r;",
         '    _Pragma("unroll") for (int v = 0; v < WIDTH; ++v) {',
         f"        const int i = k * WIDTH + v; r.v[v] = down<{t}>({code.at(name)}); }}",
         f"    (({pack}*)(p_{name} + u64(row) * n))[lane + k * LANES] = r;", "}",

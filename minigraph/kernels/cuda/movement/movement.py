@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from minigraph.kernels.cuda.elementwise.pointwise import PACK_BYTES, bind_pointwise
 from minigraph.kernels.cuda.elementwise.reduce import bind_sum_to
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32, i64
-from minigraph.kernels.cuda.record.buffer import Buffer, root_and_offset
+from minigraph.kernels.cuda.record.buffer import Buffer, Words, root_and_offset
+from minigraph.kernels.cuda.record.tensors import close_width
 from minigraph.kernels.cuda.record.views import Shows, reshaped, section
 from minigraph.types import int8, int16, int32, int64, uint8
 
@@ -24,7 +25,7 @@ WORDS_PER_BLOCK = 1024
 TILES = {1: (128, 128), 2: (128, 128), 4: (64, 64), 8: (32, 32), 16: (32, 32)}  # words across and down, by bytes of one
 ODD_TILES = {2: (256, 64), 4: (64, 64)}  # where rows of odd pitch begin as in the source, which pays for these words
 SECTOR_BYTES = 32
-PARTS = 8  # that a launch of parts.cu takes
+PARTS, PART_WORDS = 64, 512  # that a launch of parts.cu takes, within 4 KB of arguments; words of a block
 SMALL_PART = 8 << 20  # bytes of an array up to which several are copied by one launch
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
@@ -202,13 +203,17 @@ def bring(binder: Binder, out: Buffer, shown: Buffer) -> None:
 
 
 def bring_all(binder: Binder, pairs: Iterable[tuple[Buffer, Buffer]]) -> None:
-    """`bring` each pair (out, shown); small ones that are rows of one number are one launch."""
+    """`bring` each pair (out, shown); those that are small are one launch for each width of their words."""
     moves = [move for pair in pairs if (move := _move(*pair)) is not None]
-    together = [move for move in moves if _is_small(move)]
-    if len(together) > 1 and len({_rows(move)[0] for move in together}) == 1:
+    small = [move for move in moves if _is_small(move)]
+    if len(small) > 1:
         moves = [move for move in moves if not _is_small(move)]
-        for i in range(0, len(together), PARTS):
-            _bind_parts(binder, together[i : i + PARTS])
+        together: dict[int, list[Move]] = {}
+        for move in small:
+            together.setdefault(_word(move), []).append(move)
+        for word, some in together.items():
+            for i in range(0, len(some), PARTS):
+                _bind_parts(binder, some[i : i + PARTS], word)
     for destination, source, axes, to, start in moves:
         bind_copy(binder, destination, source, axes, to=to, start=start)
 
@@ -233,30 +238,33 @@ def _is_small(move: Move) -> bool:
     return small and len(move.axes) <= 2 and move.axes[-1][1:] == (1, 1)
 
 
-def _rows(move: Move) -> tuple[int, Axis]:
-    """(number of rows, a row with the steps from one to the next) of a small move."""
-    *outer, last = move.axes
-    return (outer[0].extent, Axis(last.extent, *outer[0][1:])) if outer else (1, Axis(last.extent, 0, 0))
+def _word(move: Move) -> int:
+    """Bytes of the words in which a small move copies."""
+    alignment = min(move.source.alignment, move.destination.alignment)
+    return word_bytes(move.source.dtype.itemsize, move.axes, (move.to, move.start), alignment)
 
 
-def _bind_parts(binder: Binder, moves: Sequence[Move]) -> None:
-    """At most PARTS small moves as one launch, the parts side by side in its grid."""
-    size = moves[0].source.dtype.itemsize
-    word = min(
-        word_bytes(size, m.axes, (m.to, m.start), min(m.source.alignment, m.destination.alignment)) for m in moves
-    )
-    n, count = word // size, _rows(moves[0])[0]
-    rows = [Axis(*(k // n for k in _rows(m)[1])) for m in moves]
-    longest, padding = max(row.extent for row in rows), PARTS - len(moves)
-    starts = [(m.source, m.start // n, m.destination, m.to // n) for m in moves]
-    columns = [list(column) + [column[-1]] * padding for column in zip(*starts, strict=True)]
-    places = [[*column, *[0] * padding] for column in zip(*rows, strict=True)]
-    sources, first, destinations, to = columns
-    numbers = (i64(k) for column in (first, to, *places) for k in column)
-    binder.launch(
-        "movement/parts.cu", "parts", (blocks_for(count * longest, WORDS_PER_BLOCK), len(moves)), 256,
-        *sources, *destinations, *numbers, i64(count), defines={"W": WORDS[word]},
-    )  # fmt: skip
+def _bind_parts(binder: Binder, moves: Sequence[Move], word: int) -> None:
+    """At most PARTS small moves, which have words of so many bytes, as one launch."""
+    columns: list[list[Buffer | int]] = [[] for _ in range(7)]  # those of struct Parts
+    blocks = 0
+    for move in moves:
+        n = word // move.source.dtype.itemsize
+        *outer, last = move.axes
+        rows, p, q = (outer[0].extent, outer[0].source // n, outer[0].destination // n) if outer else (1, 0, 0)
+        ends = _from(move.source, move.start), _from(move.destination, move.to)
+        for column, value in zip(columns, (*ends, p, q, rows, last.extent // n, blocks), strict=True):
+            column.append(value)
+        blocks += blocks_for(rows * last.extent // n, PART_WORDS)
+    width = close_width(len(moves), PARTS)
+    words = [value for column in columns for value in (*column, *[0] * (width - len(column)))]
+    defines = {"W": WORDS[word], "WIDTH": width, "BLOCK": PART_WORDS}
+    binder.launch("movement/parts.cu", "parts", blocks, 256, Words([*words, len(moves)]), defines=defines)
+
+
+def _from(buffer: Buffer, start: int) -> Buffer:
+    """A buffer from its element number `start` on."""
+    return buffer.view((buffer.size - start,), offset=start * buffer.dtype.itemsize)
 
 
 def _around(buffer: Buffer) -> tuple[Buffer, int]:

@@ -1,11 +1,17 @@
 // The update of all tensors of a list: one pass over parameter, gradient and states, 16 bytes of a state
 // per access. T is the parameter's type, G the gradient's, C that of states and arithmetic, L the rate's.
-// Columns: 0 parameter, 1 gradient, 2... states, the last one the float32 parameter where MASTER is defined.
+// Columns: 0 parameter, 1 gradient, 2... states, the last one the float32 parameter where MASTER is defined. With ROWS
+// two numbers follow: elements of a row of a gradient that is part of a larger array, else 0, and those between two rows.
 // Bytes moved: each column read and written once, but the gradient only read, and with MASTER the
 // parameter only written. The arithmetic `step` and the `numbers` of a step come from kernels/updates.py.
 
 #ifdef UPDATE
-#define VARIABLES (COLUMNS - 1 - PAIR)  // what step() changes: parameter and states
+#ifdef ROWS
+#define STATES (COLUMNS - 4)
+#else
+#define STATES (COLUMNS - 2)
+#endif
+#define VARIABLES (STATES + 1 - PAIR)  // what step() changes: parameter and states
 #ifdef MASTER
 #define PAIR 1
 #else
@@ -79,27 +85,37 @@ extern "C" __global__ void __launch_bounds__(256, 1) update(
     const C factor = C(1);
 #endif
     T* const param = (T*)ADDRESS(0) + start;
+#ifdef ROWS
+    const u32 row = u32(ADDRESS(COLUMNS - 2)), gap = u32(ADDRESS(COLUMNS - 1));
+    const i64 first = row ? start / row : 0;  // the row in which the block begins
+    const u32 inside = u32(start - first * row);
+    const G* const grad = (const G*)ADDRESS(1) + start + first * gap;
+    const auto gradient = [&](int i) { return grad + i + (row ? multiply_wide((inside + i) / row, gap) : 0); };
+#else
+    constexpr u32 row = 0, gap = 0;
     const G* const grad = (const G*)ADDRESS(1) + start;
-    C* states[COLUMNS > 2 ? COLUMNS - 2 : 1];
-    u64 places = (u64)param * (16 / (PACK * sizeof(T))) | (u64)grad * (16 / (PACK * sizeof(G)));
+    const auto gradient = [&](int i) { return grad + i; };
+#endif
+    C* states[STATES > 0 ? STATES : 1];
+    u64 places = u64(row | gap) * (16 / PACK) | (u64)param * (16 / (PACK * sizeof(T))) | (u64)grad * (16 / (PACK * sizeof(G)));
 #pragma unroll
-    for (int s = 0; s < COLUMNS - 2; ++s) {
+    for (int s = 0; s < STATES; ++s) {
         states[s] = (C*)ADDRESS(s + 2) + start;
         places |= (u64)states[s];
     }
-    C* at[COLUMNS > 2 ? COLUMNS - 2 : 1];
+    C* at[STATES > 0 ? STATES : 1];
     if (left >= CHUNK && places % 16 == 0) {
 #pragma unroll
         for (int i = int(threadIdx.x) * PACK; i < CHUNK; i += 256 * PACK) {
 #pragma unroll
-            for (int s = 0; s < COLUMNS - 2; ++s) at[s] = states[s] + i;
-            answer = update_pack<PACK>(param + i, grad + i, at, k, factor, decay, FAULT);
+            for (int s = 0; s < STATES; ++s) at[s] = states[s] + i;
+            answer = update_pack<PACK>(param + i, gradient(i), at, k, factor, decay, FAULT);
         }
     } else {
         for (int i = threadIdx.x; i < CHUNK && i < left; i += 256) {
 #pragma unroll
-            for (int s = 0; s < COLUMNS - 2; ++s) at[s] = states[s] + i;
-            answer = update_pack<1>(param + i, grad + i, at, k, factor, decay, FAULT);
+            for (int s = 0; s < STATES; ++s) at[s] = states[s] + i;
+            answer = update_pack<1>(param + i, gradient(i), at, k, factor, decay, FAULT);
         }
     }
     SETTLE

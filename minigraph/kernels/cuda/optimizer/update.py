@@ -28,6 +28,7 @@ from minigraph.kernels.cuda.record.tensors import (
     launch_over,
     tensor_source,
 )
+from minigraph.kernels.cuda.record.views import in_rows
 from minigraph.kernels.trace import Symbol, leading_to, trace_loop, trace_numbers
 from minigraph.kernels.updates import PLAIN, SHARED, Update, slots_of, update_of
 from minigraph.types import float64
@@ -74,7 +75,8 @@ class _Step:
         self, binder: Binder, op_type: str, update: Update, given: Lists, results: Lists, attrs: Slots
     ) -> None:
         self.binder, self.update, self.given, self.results, self.attrs = binder, update, given, results, attrs
-        self.mode = chosen_mode(binder, len(given["Param"]), len(results) + 2)
+        self.rows = _rows(given["Grad"])
+        self.mode = chosen_mode(binder, len(given["Param"]), len(results) + 2 + len(self.rows))
         self.params, self.rate = given["Param"], given["LearningRate"][0]
         self.compute = compute_type(self.params[0].dtype)
         self.real = float64 if self.compute == "double" else np.dtype("float32")
@@ -100,7 +102,7 @@ class _Step:
         known = self._prepare() if self.update.powers else None
         adapted = self.update.finish is not None
         scratch = [[self.binder.scratch(p.shape, self.real) for p in self.params]] if adapted else []
-        columns = [self.results["Param"], self.given["Grad"], *states, *scratch, *master]
+        columns = [self.results["Param"], self.given["Grad"], *states, *scratch, *master, *self.rows]
         on_host = {id(b) for b in self.binder.paged}
         self.paged = [number for number, column in enumerate(columns) if id(column[0]) in on_host]
         count = len(self.places) - adapted
@@ -194,6 +196,7 @@ class _Step:
         defines |= {"MASTER": 1} if "MasterParam" in self.results else {}
         defines |= {"SCALE": 1} if self.scale is not None else {}
         defines |= {"DECAY": 1} if decay else {}
+        defines |= {"ROWS": 1} if self.rows else {}
         arrays = ["g", "p", *self.update.states, *(["r"] if scratch_last else [])]
         generated = _step_function(loop, arrays, count) + ("" if known else self._numbers_function(named))
         args = [known] if known else [self.rate, *(np.float64(self.attrs[n]) for n in named)]
@@ -246,6 +249,15 @@ class _Step:
             "static __device__ __forceinline__ void numbers(double rate, const double* powers, C* k"
             f"{parameters})\n{{\n    {body}\n}}\n"
         )
+
+
+def _rows(grads: Sequence[Buffer]) -> list[list[int]]:
+    """Two columns: elements of a gradient's rows, 0 where it lies in one piece, and those between two; or none."""
+    if all(b.steps is None for b in grads):
+        return []
+    found = [(0, 0) if b.steps is None else in_rows(b) for b in grads]
+    assert None not in found, "runtime/cuda/strided.py looks for that"
+    return [[row for row, _ in filter(None, found)], [step - row for row, step in filter(None, found)]]
 
 
 def ready_first(sizes: Sequence[int]) -> list[range]:

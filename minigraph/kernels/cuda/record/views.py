@@ -96,12 +96,7 @@ def reshaped(x: Buffer, shape: Sequence[int]) -> Buffer | None:
         return x
     if x.steps is None:
         return x.view(shape)
-    runs: list[tuple[int, int]] = []  # (places, step) of axes that are one, outermost first
-    for extent, step in zip(x.shape, x.steps, strict=True):
-        if extent > 1 and runs and runs[-1][1] == extent * step:
-            runs[-1] = runs[-1][0] * extent, step
-        elif extent > 1:
-            runs.append((extent, step))
+    runs = _runs(x)
     strides, left, step = [], 1, 1
     for extent in reversed(shape):
         if extent > 1 and left == 1:
@@ -111,6 +106,25 @@ def reshaped(x: Buffer, shape: Sequence[int]) -> Buffer | None:
         strides.append(step)
         left, step = left // extent, step * extent
     return x.spread(shape, strides[::-1])
+
+
+def in_rows(x: Buffer) -> tuple[int, int] | None:
+    """(elements of a row, from one row to the next) of a Buffer with strides; None without such numbers of 31 bits."""
+    runs = _runs(x)
+    if runs[-1][1] != 1:
+        runs.append((1, 1))
+    return (runs[1][0], runs[0][1]) if len(runs) == 2 and runs[0][1] < 2**31 else None
+
+
+def _runs(x: Buffer) -> list[tuple[int, int]]:
+    """(places, step) of axes that are one, outermost first."""
+    runs: list[tuple[int, int]] = []
+    for extent, step in zip(x.shape, x.strides, strict=True):
+        if extent > 1 and runs and runs[-1][1] == extent * step:
+            runs[-1] = runs[-1][0] * extent, step
+        elif extent > 1:
+            runs.append((extent, step))
+    return runs
 
 
 def unfit(x: Buffer) -> str | None:

@@ -35,11 +35,11 @@ extern "C" __global__ void attention_prepare(const T* out, const T* dout, const 
     constexpr int LANES = HEAD / 8;  // of a row, 16 bytes each
     const int head = blockIdx.x % heads, batch = blockIdx.y;  // neighbours in memory at one time
     const int row = (blockIdx.x / heads * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
+    const i64 line = i64(batch) * heads + head;
+    const float found = piece == 0 && row < queries ? lse[line * queries + row] : EMPTY_LSE;  // on its way beside the rows
     const float sum = row_product<LANES>(out + batch * out_batch + head * out_head + row * out_row + piece,
         dout + batch * dout_batch + head * dout_head + row * dout_row + piece, row < queries && piece < width);
     if (piece == 0) {
-        const i64 line = i64(batch) * heads + head;
-        const float found = row < queries ? lse[line * queries + row] : EMPTY_LSE;
         float* to = numbers + 2 * (line * padded + row / STEP * STEP) + row % STEP;
         to[0] = found == EMPTY_LSE ? infinity<float>() : found * LOG2E - SHIFT;
         to[STEP] = sum - grad_of_lse(found, dlse, line * queries + row);
@@ -56,15 +56,17 @@ extern "C" __global__ __launch_bounds__(256) void attention_finish(const float* 
     const int part = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
     const i64 tile = (i64(batch) * heads + head) * gridDim.x + blockIdx.x;
     const float4* from = reinterpret_cast<const float4*>(sums + tile * SUM_FLOATS) + part * (SUM_FLOATS / 8) + thread;
-    const bool any = turns[1 + tile] > 0;
+    const u32 kept = turns[1 + tile] > 0 ? ~0u : 0;  // bits of a result: a branch would let the sums wait for the answer
+    float4 x[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = from[j * 128];
     scale *= UNSHIFT;
     const int row = thread / 32 * 16 + lane / 4 + (HEAD == 64 ? part * 64 : 0);
     const int column = lane % 4 * 2 + (HEAD == 64 ? 0 : part * 64);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        const float4 x = any ? from[j * 128] : make_float4(0, 0, 0, 0);
-        *reinterpret_cast<u32*>(&rows[row][column + j * 8]) = pack(x.x * scale, x.y * scale);
-        *reinterpret_cast<u32*>(&rows[row + 8][column + j * 8]) = pack(x.z * scale, x.w * scale);
+        *reinterpret_cast<u32*>(&rows[row][column + j * 8]) = pack(x[j].x * scale, x[j].y * scale) & kept;
+        *reinterpret_cast<u32*>(&rows[row + 8][column + j * 8]) = pack(x[j].z * scale, x[j].w * scale) & kept;
     }
     __syncthreads();
     T* to = dq + batch * dq_batch + head * dq_head + i64(first) * dq_row;
