@@ -101,6 +101,7 @@ def test_weights_beside_the_file_are_the_same(net, monkeypatch):
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*is written, but after a loss of power")
 @pytest.mark.parametrize("error", [None, errno.ENOSPC])
 def test_a_model_and_the_weights_beside_it_are_of_one_export(net, error):
     """A crash or an error of any call of the system leaves the former ones or the new ones."""

@@ -21,16 +21,6 @@ __device__ __forceinline__ void add_rows(const A* __restrict__ a, T* b, i64 part
 #define ALL _Pragma("unroll") for (int i = 0; i < N; ++i)
 #define ALL_PACKS _Pragma("unroll") for (int k = 0; k < PACKS; ++k)
 
-// x, rounded to T.
-template <class T, class C> __device__ __forceinline__ C rounded(C x) { return up(down<T>(x)); }
-#ifdef __CUDACC__
-template <> __device__ __forceinline__ float rounded<bf16, float>(float x) {  // at once, not into 16 bits and back
-    u32 y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x), "f"(0.0f));
-    return __uint_as_float(y);
-}
-#endif
-
 // The elements of packs as they are computed with. Those of bfloat16 two by two: else each is taken out of its word first.
 template <class C, class T, int W, int COUNT>
 __device__ __forceinline__ void unpack(C (&to)[COUNT * W], const Pack<T, W> (&from)[COUNT]) {

@@ -45,6 +45,16 @@ template <class C> struct Down<bf16, C> {
 };
 template <class T, class C> __device__ __forceinline__ T down(C x) { return Down<T, C>::from(x); }
 
+// x, rounded to T.
+template <class T, class C> __device__ __forceinline__ C rounded(C x) { return up(down<T>(x)); }
+#ifdef __CUDACC__
+template <> __device__ __forceinline__ float rounded<bf16, float>(float x) {  // at once, not into 16 bits and back
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x), "f"(0.0f));
+    return __uint_as_float(y);
+}
+#endif
+
 // A float64 on its way to 16 bits: as float32 whose last bit remembers what was cut off, so that the
 // second rounding gives what one rounding would.
 __device__ __forceinline__ float to_round_once(double x) {
