@@ -36,6 +36,7 @@ def linear(p, X, Y, Bias, trans_x, trans_y, axis):
 class LinearEpilogue(Rule):
     """activation(linear(X, Y, Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
+    by_types = True
     activation = "none"
 
     def check(self, X: VarNode, Y: VarNode, Bias: VarNode, *, trans_x, trans_y, axis, **_) -> None:
