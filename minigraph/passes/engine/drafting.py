@@ -6,7 +6,7 @@ matches, as the layers of a network are. What it gave for one is a Recipe, which
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,29 +70,29 @@ class Drafting:
     """
 
     def __init__(
-        self, replaced: Replacement, place: Rank, incoming: Gradients, outgoing: Gradients
-    ) -> None:
-        self.replaced, self.incoming, self.outgoing = replaced, incoming, outgoing
+        self, replaced: Replacement, place: Rank, given: Mapping[str, VarNode | None], incoming: Gradients,
+        outgoing: Gradients,
+    ) -> None:  # fmt: skip
+        self.replaced, self.given, self.incoming, self.outgoing = replaced, given, incoming, outgoing
         self.graph, match, old = replaced.graph, replaced.match, replaced.old
         g = Draft(self.graph, place, old[-1], replaced.pass_name)
         g.forward, g.replaced = old[0].forward, tuple(match.kept)
         g.training = bool(outgoing) or self.graph.awaits_gradients
         self.drafts = [g]
         self.writer: OpNode
-        bound = [v for v in match.variables.values() if v is not None]
+        bound = [v for v in given.values() if v is not None]
         self.values = [*bound, *incoming.values(), *replaced.kept, *outgoing.values()]
         self.own = len(bound) + len(incoming)
 
     def emit(self, recipes: Recipes | None, facts: Hashable) -> None:
         """Let the rule emit, or do again what it did for a match like this; `facts` are types and attributes of it."""
-        match = self.replaced.match
         key = self._key(facts) if recipes is not None else None
         if recipes is None or key is None:
-            self._run({**match.variables, **match.attrs})
+            self._run()
         elif (known := recipes.get(key)) is not None:
             self._replay(known)
         else:
-            self._run({**match.variables, **match.attrs})
+            self._run()
             if (made := self._recipe()) is not None:
                 recipes[key] = made
 
@@ -107,10 +107,10 @@ class Drafting:
             facts, g.training, *[v is None for v in g.replaced], self.own, *flow, *[id(v.type) for v in values]
         )  # fmt: skip
 
-    def _run(self, bound: dict[str, Any]) -> None:
+    def _run(self) -> None:
         """Ask the rule, and the gradient rules of what it emits."""
         replaced, g = self.replaced, self.drafts[0]
-        results = replaced.rule.rewrite(g, **bound)
+        results = replaced.rule.rewrite(g, **self.given, **replaced.match.attrs)
         results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
         self._check_results(results, replaced.kept)
         contributions = list[VarNode]()

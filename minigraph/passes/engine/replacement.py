@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -37,12 +37,13 @@ class Replacement:
 
     def run(self) -> Applied:
         """Check, emit, exchange; raises Refused with the graph unchanged."""
-        last, facts = self.old[-1], self._checked()
+        last, given = self.old[-1], self.match.variables
+        facts = self._checked(given)
         inner = self._inner(self.old, {*self.kept})
         incoming, outgoing = self._gradients() if self.grads else ({}, {})
         inner += self._inner(self.grads, {*outgoing.values()}) if self.grads else []
         stand_ins = _stand_ins(self.graph, inner, self.inside, self.kept)
-        drafting = Drafting(self, self._place(), incoming, outgoing)
+        drafting = Drafting(self, self._place(), given, incoming, outgoing)
         try:
             drafting.emit(self.recipes, facts)
         except (Refused, MinigraphError) as no:
@@ -60,9 +61,12 @@ class Replacement:
         self._name_new(*drafts)
         return entry
 
-    def _checked(self) -> Hashable:
-        """What types and attributes of the match are, where the rule looks at nothing else; refused where it does."""
-        given, attrs, recipes = self.match.variables, self.match.attrs, self.recipes
+    def _checked(self, given: Mapping[str, VarNode | None]) -> Hashable:
+        """Types and attributes of the match, where the rule looks at nothing else; refused where the rule does.
+
+        given   the rule's variables
+        """
+        attrs, recipes = self.match.attrs, self.recipes
         if recipes is None:
             self.rule.check(**given, **attrs)
             return None
