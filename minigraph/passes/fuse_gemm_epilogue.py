@@ -21,9 +21,9 @@ any rank: with trans_x the first axis of X is summed over and all others are row
 from __future__ import annotations
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
-from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_unless
+from minigraph.passes.fuse_activation_grad import ActivationCache
 from minigraph.types import FLOATS
 
 GRADIENT = "fused_gemm_epilogue_grad"

@@ -1,7 +1,7 @@
 """Drafting: the operators that come in for one match, and those of its gradients; nothing is in the graph yet.
 
 A rule whose `check` and `rewrite` look at types and attributes only (`Rule.by_types`) gives alike operators for alike
-matches, as the layers of a network are. What it gave for one is a Recipe, which gives the same for others.
+matches, as the layers of a network are. What it gave for one is a RuleRecipe, which gives the same for others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Gradients = dict[VarNode, VarNode]  # {value: its gradient}
 Places = list[tuple[str, int | list[int]]]  # (slot, the number of its value, or the numbers of a list)
 
 
-class Step(NamedTuple):
-    """One operator of a Recipe, in numbers of values.
+class RecipeStep(NamedTuple):
+    """One operator of a RuleRecipe, in numbers of values.
 
     outer    the values that it reads and the recipe does not write
     forward  number of the operator whose gradient it computes, None for what the matched operators belong to
@@ -40,7 +40,7 @@ class Step(NamedTuple):
     outer: list[int]
 
 
-class Recipe(NamedTuple):
+class RuleRecipe(NamedTuple):
     """What a rule gave for a match, for others that cannot be told apart from it.
 
     drafts   for each the types of its new values with the names that they have in it, and the operators
@@ -48,12 +48,12 @@ class Recipe(NamedTuple):
     types    those that the key of this recipe names by identity
     """
 
-    drafts: list[tuple[list[tuple[str, TensorType]], list[Step]]]
+    drafts: list[tuple[list[tuple[str, TensorType]], list[RecipeStep]]]
     writers: list[int]
     types: list[TensorType]
 
 
-class Recipes(dict[Hashable, Recipe]):
+class RuleRecipes(dict[Hashable, RuleRecipe]):
     """The recipes of one rule by all that they follow from, and the types and attributes that its `check` let pass."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Drafting:
         self.values = [*bound, *incoming.values(), *replaced.kept, *outgoing.values()]
         self.own = len(bound) + len(incoming)
 
-    def emit(self, recipes: Recipes | None, facts: Hashable) -> None:
+    def emit(self, recipes: RuleRecipes | None, facts: Hashable) -> None:
         """Let the rule emit, or do again what it did for a match like this; `facts` are types and attributes of it."""
         key = self._key(facts) if recipes is not None else None
         if recipes is None or key is None:
@@ -179,7 +179,7 @@ class Drafting:
 
     # what alike matches have in common
 
-    def _recipe(self) -> Recipe | None:
+    def _recipe(self) -> RuleRecipe | None:
         """What `_run` did, in numbers of values; None where an operator reads others than those of the match."""
         values = [*self.values, *[v for draft in self.drafts for v in draft.created]]
         number = {v: i for i, v in enumerate(values)}
@@ -192,7 +192,7 @@ class Drafting:
 
         drafts = [
             ([(v.name, v.type) for v in draft.created], [
-                Step(op.opdef, places(op.inputs), places(op.outputs), op.attrs.copy(), op.grad_slot,
+                RecipeStep(op.opdef, places(op.inputs), places(op.outputs), op.attrs.copy(), op.grad_slot,
                      ops.get(op.forward) if op.forward is not None else None,
                      [i for v in op.input_vars if (i := number[v]) < self.own])
                 for op in draft.emitted
@@ -201,9 +201,9 @@ class Drafting:
         ]  # fmt: skip
         writer_of = {v: i for op, i in ops.items() for v in op.output_vars}
         writers = [writer_of[v] for v in self.values[self.own :]]
-        return Recipe(drafts, writers, [v.type for v in self.values])
+        return RuleRecipe(drafts, writers, [v.type for v in self.values])
 
-    def _replay(self, recipe: Recipe) -> None:
+    def _replay(self, recipe: RuleRecipe) -> None:
         """Do what `_run` would do: the same operators with the values of this match."""
         made, values, writers = list[OpNode](), self.values.copy(), iter(recipe.writers)
         inside, outer = self.replaced.inside, list[VarNode]()

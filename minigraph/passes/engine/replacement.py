@@ -11,7 +11,7 @@ from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.program import GRAD_SUFFIX
 from minigraph.program.builder import gradient_slot
 
-from .drafting import Drafting, Recipes
+from .drafting import Drafting, RuleRecipes
 from .emission import Draft, Refused, refuse_unless
 from .log import Applied
 from .pattern import Match
@@ -26,7 +26,7 @@ class Replacement:
     """One match on its way to being replaced."""
 
     def __init__(
-        self, graph: Graph, rule: Rule, match: Match, pass_name: str, recipes: Recipes | None = None
+        self, graph: Graph, rule: Rule, match: Match, pass_name: str, recipes: RuleRecipes | None = None
     ) -> None:
         self.graph, self.rule, self.match, self.pass_name = graph, rule, match, pass_name
         self.recipes = recipes

@@ -19,7 +19,7 @@ from typing import Any
 
 from minigraph.ir.graph import Graph
 
-from .drafting import Recipes
+from .drafting import RuleRecipes
 from .emission import GraphBuilder, Refused, refuse_unless
 from .log import PassReport
 from .pattern import Pattern
@@ -61,7 +61,7 @@ class Rule:
 
 def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
     """Apply `rule` wherever it matches and holds; returns how often it did."""
-    applied, recipes = 0, Recipes() if rule.by_types else None
+    applied, recipes = 0, RuleRecipes() if rule.by_types else None
     pattern = rule.compiled
     most = pattern.most_in(graph) if isinstance(pattern, Pattern) else None
     for anchor in graph.ops_of([pattern.root_type]):
