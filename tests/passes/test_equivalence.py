@@ -15,8 +15,8 @@ from minigraph.passes import dead_code_elimination as dead_code
 from minigraph.passes import fuse_matmul_transpose as products
 from minigraph.passes import remove_redundant_cast as casts
 from minigraph.passes import remove_redundant_transpose as transposes
-from minigraph.passes.engine import redirect
-from minigraph.passes.engine import drafting, replacement as engine
+from minigraph.passes.engine import drafting, redirect
+from minigraph.passes.engine import replacement as engine
 from minigraph.passes.engine.drafting import Drafting
 from minigraph.passes.engine.rule import GraphBuilder
 from minigraph.passes.fuse_activation_grad import ActivationCache, ReluGradMatmulGrad
