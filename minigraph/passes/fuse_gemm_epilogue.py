@@ -21,9 +21,9 @@ any rank: with trans_x the first axis of X is summed over and all others are row
 from __future__ import annotations
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
-from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_unless
+from minigraph.passes.fuse_activation_grad import ActivationCache
 from minigraph.types import FLOATS
 
 GRADIENT = "fused_gemm_epilogue_grad"
@@ -36,6 +36,7 @@ def linear(p, X, Y, Bias, trans_x, trans_y, axis):
 class LinearEpilogue(Rule):
     """activation(linear(X, Y, Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
+    by_types = True
     activation = "none"
 
     def check(self, X: VarNode, Y: VarNode, Bias: VarNode, *, trans_x, trans_y, axis, **_) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
-from minigraph.opdef import get_op
+from minigraph.opdef import OpDef, get_op
 from minigraph.program.builder import GradNeeds
 
 from .log import Reason
@@ -59,17 +59,28 @@ class GraphBuilder(GradNeeds):
                     made.append(self.new_var(f"{op_type}.{name}", t))
                 outputs[name] = made
             results.append(made if variadic else made[0] if made else None)
-        op = OpNode(
-            opdef, inputs, outputs, attrs, rank=(*self.place, self.graph.ticket()), role=self.like.role,
-            forward=self.forward, site=self.like.site, number=self.like.number,
-            scope_name=self.like.scope_name if self.forward is not None else self.layer, rewriter=self.rewriter,
-        )  # fmt: skip
-        problem = self.graph.order_problem(op.rank, op.input_vars)
-        if problem:
-            raise Refused(f"{op_type} cannot stand here: {problem}")
+        op = self.node(opdef, inputs, outputs, attrs)
+        self.check_place(op, op.input_vars)
         self.put(op)
         self.emitted.append(op)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def node(
+        self, opdef: OpDef, inputs: dict[str, list[VarNode]], outputs: dict[str, list[VarNode]], attrs: dict[str, Any]
+    ) -> OpNode:  # fmt: skip
+        """A new operator for this place, behind those that were emitted."""
+        like, forward = self.like, self.forward
+        return OpNode(
+            opdef, inputs, outputs, attrs, rank=(*self.place, self.graph.ticket()), role=like.role,
+            forward=forward, site=like.site, number=like.number,
+            scope_name=like.scope_name if forward is not None else self.layer, rewriter=self.rewriter,
+        )  # fmt: skip
+
+    def check_place(self, op: OpNode, reads: Iterable[VarNode]) -> None:
+        """Refuse where a new operator cannot read these at its place."""
+        problem = self.graph.order_problem(op.rank, reads)
+        if problem:
+            raise Refused(f"{op.type} cannot stand here: {problem}")
 
     def new_var(self, name: str, type: Any) -> VarNode:
         v = self.graph.add_var(self.graph.fresh_name(name), type)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from functools import partial
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.program import GRAD_SUFFIX
-from minigraph.program.builder import gradient_slot, rule_gradients
+from minigraph.program.builder import gradient_slot
 
+from .drafting import Drafting, RuleRecipes
 from .emission import Draft, Refused, refuse_unless
 from .log import Applied
 from .pattern import Match
@@ -25,8 +25,11 @@ _rank, _name = attrgetter("rank"), attrgetter("name")
 class Replacement:
     """One match on its way to being replaced."""
 
-    def __init__(self, graph: Graph, rule: Rule, match: Match, pass_name: str) -> None:
+    def __init__(
+        self, graph: Graph, rule: Rule, match: Match, pass_name: str, recipes: RuleRecipes | None = None
+    ) -> None:
         self.graph, self.rule, self.match, self.pass_name = graph, rule, match, pass_name
+        self.recipes = recipes
         self.old = sorted(match.ops.values(), key=_rank)
         self.kept = [v for v in match.kept if v is not None]
         self.grads, self.entering = linked_grads(self.old)
@@ -34,45 +37,45 @@ class Replacement:
 
     def run(self) -> Applied:
         """Check, emit, exchange; raises Refused with the graph unchanged."""
-        bound = {**self.match.variables, **self.match.attrs}
-        self.rule.check(**bound)
+        last, given = self.old[-1], self.match.variables
+        facts = self._checked(given)
         inner = self._inner(self.old, {*self.kept})
-        incoming, outgoing = self._gradients() if self.grads else (None, {})
+        incoming, outgoing = self._gradients() if self.grads else ({}, {})
         inner += self._inner(self.grads, {*outgoing.values()}) if self.grads else []
         stand_ins = _stand_ins(self.graph, inner, self.inside, self.kept)
-        last = self.old[-1]
-        g = Draft(self.graph, self._place(), last, self.pass_name)
-        g.forward, g.replaced = self.old[0].forward, tuple(self.match.kept)
-        g.training = bool(outgoing) or self.graph.awaits_gradients
-        drafts, contributions = [g], list[VarNode]()
+        drafting = Drafting(self, self._place(), given, incoming, outgoing)
         try:
-            results = self.rule.rewrite(g, **bound)
-            results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
-            self._check_results(results, self.kept)
-            if outgoing:
-                assert incoming is not None
-                first = self._backward_place(incoming)
-                drafts.append(Draft(self.graph, first.rank, first, self.pass_name))
-                flowing = {r: incoming[k] for r, k in zip(results, self.kept, strict=True) if k in incoming}
-                contributions = self._differentiate(drafts[-1], g.emitted, flowing, outgoing)
-            _check_operands([op for draft in drafts for op in draft.emitted], self.inside)
+            drafting.emit(self.recipes, facts)
         except (Refused, MinigraphError) as no:
             raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
-        writer: OpNode = results[0].producer
+        writer, drafts = drafting.writer, drafting.drafts
         entry = Applied(
             self.rule.name, f"{self.kept[0].name} = {writer.type}",
             tuple([op.label() for op in self.old]), last.site, last.role, self.rule.equation,
         )  # fmt: skip
         for op, slot, index, v in stand_ins:
             self.graph.set_input(op, slot, index, v)
-        new, old = [*results, *contributions], [*self.kept, *outgoing.values()]
-        for draft in drafts:
-            draft.let_write(new, old)
         made = [op for draft in drafts for op in draft.emitted]
         gone = reversed([*self.old, *self.grads])
         self.graph.exchange(made, gone, inner, dict.fromkeys(self.entering, writer))
         self._name_new(*drafts)
         return entry
+
+    def _checked(self, given: Mapping[str, VarNode | None]) -> Hashable:
+        """Types and attributes of the match, where the rule looks at nothing else; refused where the rule does.
+
+        given   the rule's variables
+        """
+        attrs, recipes = self.match.attrs, self.recipes
+        if recipes is None:
+            self.rule.check(**given, **attrs)
+            return None
+        types = [v.type if v is not None else None for v in given.values()]
+        facts = *given, *attrs, *map(id, types), *map(id, attrs.values())
+        if facts not in recipes.passed:
+            self.rule.check(**given, **attrs)
+            recipes.passed[facts] = [*types, *attrs.values()]
+        return facts
 
     # what may disappear
 
@@ -147,58 +150,6 @@ class Replacement:
         refuse_unless(own is not None, "{} is the gradient of an inner value, not of {}", gradient.name, first.name)
         return own if own is not None else first
 
-    def _backward_place(self, incoming: dict[VarNode, VarNode]) -> OpNode:
-        """The first grad operator at whose place all gradients that come in are there."""
-        for grad in self.grads:
-            if not self.graph.order_problem(grad.rank, incoming.values()):
-                return grad
-        return self.grads[-1]
-
-    def _differentiate(
-        self, g: Draft, emitted: Sequence[OpNode], incoming: dict[VarNode, VarNode],
-        outgoing: dict[VarNode, VarNode],
-    ) -> list[VarNode]:  # fmt: skip
-        """The gradients in `outgoing`, by the new operators' gradient rules; incoming: {result: its gradient}."""
-        wanted = set(outgoing)
-        for op in emitted:
-            if any(v in wanted for v in op.input_vars):
-                wanted.update(op.output_vars)
-        grads = dict(incoming)
-        for op in reversed(emitted):
-            if not any(v in grads for v in op.output_vars):
-                continue
-            refuse_unless(op.opdef.grad_function, "{} has no gradient rule", op.type)
-            for slot, vs in op.outputs.items():
-                taken = f"{slot}_grad" in op.opdef.grad_parameters or not any(v in grads for v in vs)
-                refuse_unless(taken, "no gradient flows through {} of {}", slot, op.type)
-            g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
-            for v, grad in rule_gradients(g, op, partial(_kept, op, grads), wanted.__contains__):
-                grads[v] = grad if v not in grads else g.sum([grads[v], grad])
-        for v in outgoing:
-            refuse_unless(v in grads, "the gradient rule of {} gives no gradient of {}", emitted[-1].type, v.name)
-        new = [grads[v] for v in outgoing]
-        self._check_results(new, list(outgoing.values()))
-        return new
-
-    # exchanging
-
-    def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
-        refuse_unless(len({*new}) == len(old) == len(new), "{} values replace {}", len({*new}), len(old))
-        for a, b in zip(new, old, strict=True):
-            t, wanted, writer = a.type, b.type, a.producer
-            if writer is None or writer in self.graph:
-                raise Refused("{} would become {}, which is there already", b.name, a.name)
-            if t is not wanted and t != wanted:  # usually they are the same
-                refuse_unless(t.accepts(wanted) and wanted.accepts(t), f"{b} would become {t}")
-            rank = writer.rank
-            for c in b.read_by:
-                if c.rank <= rank and c not in self.inside:
-                    raise Refused(f"{b.name} is read earlier by {c.label()}")
-            if b.previous_version is not None:
-                for c in b.previous_version.users:
-                    if c.rank > rank:
-                        raise Refused(f"{b.name} would be overwritten before {c.label()}")
-
     def _name_new(self, g: Draft, backward: Draft | None = None) -> None:
         """Names for values that are new: `<result>.reserve`, and those of the operators they come instead of."""
         graph = self.graph
@@ -265,29 +216,8 @@ def _readers_before(values: Iterable[VarNode], rank: Rank, inside: Set[OpNode]) 
     return found
 
 
-def _check_operands(emitted: Sequence[OpNode], gone: Set[OpNode]) -> None:
-    """New operators read nothing that goes: `h + h` is no product with a bias, though h may have its shape."""
-    for op in emitted:
-        for vs in op.inputs.values():
-            for v in vs:
-                if v.producer in gone:
-                    raise Refused(f"{v.name} would be an operand of what computes it")
-
-
 def _alike(new: OpNode, old: OpNode) -> bool:
     """Whether a new grad operator may name its outputs as an old one did: not where the same step has moved."""
     a, b = new.forward, old.forward
     moved = a is not None and b is not None and a.type == b.type and list(a.input_vars) != list(b.input_vars)
     return new.type == old.type and not moved
-
-
-def _kept(op: OpNode, grads: dict[VarNode, VarNode], name: str) -> Any:
-    """The argument of a gradient rule called `name`: an input, an output or an output's gradient."""
-    slots = op.opdef.slots
-    if name in slots:
-        values = list(op.inputs.get(name, ()) or op.outputs.get(name, ()))
-        return values if slots[name].variadic else (values[0] if values else None)
-    output = op.outputs.get(name.removesuffix("_grad"), [])
-    grad = [grads.get(v) for v in output]
-    refuse_unless(None not in grad or name in op.opdef.optional_grads, "{} gets no gradient {}", op.type, name)
-    return grad[0] if len(grad) == 1 else (grad or None)

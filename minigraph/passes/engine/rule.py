@@ -19,6 +19,7 @@ from typing import Any
 
 from minigraph.ir.graph import Graph
 
+from .drafting import RuleRecipes
 from .emission import GraphBuilder, Refused, refuse_unless
 from .log import PassReport
 from .pattern import Pattern
@@ -28,8 +29,13 @@ __all__ = ["GraphBuilder", "Refused", "Rule", "apply_rule", "refuse_unless"]
 
 
 class Rule:
-    """One equation. Subclasses define pattern, rewrite and, where it needs conditions, check."""
+    """One equation. Subclasses define pattern, rewrite and, where it needs conditions, check.
 
+    by_types  whether check and rewrite look at nothing but types and attributes of what they are given, and at what
+              `g` tells: then the engine asks them once for all matches that are alike
+    """
+
+    by_types = False
     pattern: Callable[..., Any]
 
     def check(self, *args: Any, **bound: Any) -> None:
@@ -55,7 +61,7 @@ class Rule:
 
 def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
     """Apply `rule` wherever it matches and holds; returns how often it did."""
-    applied = 0
+    applied, recipes = 0, RuleRecipes() if rule.by_types else None
     pattern = rule.compiled
     most = pattern.most_in(graph) if isinstance(pattern, Pattern) else None
     for anchor in graph.ops_of([pattern.root_type]):
@@ -70,7 +76,7 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
         refusals = []
         for match in matches:
             try:
-                report.apply(Replacement(graph, rule, match, report.name).run())
+                report.apply(Replacement(graph, rule, match, report.name, recipes).run())
                 applied += 1
                 break
             except Refused as no:
