@@ -164,8 +164,8 @@ def sharing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     own, first = Siblings.schedule, WeakKeyDictionary[Siblings, Any]()
 
     def schedule(self: Siblings, *given: Any) -> Any:
-        made, sharing = own(self, *given)
-        return made, first.setdefault(self, sharing)
+        made, sharing, outlines = own(self, *given)
+        return made, first.setdefault(self, sharing), outlines
 
     monkeypatch.setattr(Siblings, "__hash__", object.__hash__)
     monkeypatch.setattr(Siblings, "schedule", schedule)

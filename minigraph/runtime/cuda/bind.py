@@ -33,6 +33,7 @@ from .joins import candidates, joins
 from .layout.graph_streams import OnStream
 from .layout.placement import ArenaLayout, place
 from .layout.units import Units, structure_of
+from .operators import Operators
 from .recording import record
 from .sizes import Siblings
 from .staging import Staging, staging_of
@@ -109,7 +110,7 @@ def bind_program(
     """
     checking = options.check_nan_inf
     siblings = siblings or Siblings()
-    schedule, sharing = siblings.schedule(
+    schedule, sharing, outlines = siblings.schedule(
         program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace,
         partial(sharing_of, checking=checking, inplace=options.inplace),
     )  # fmt: skip
@@ -123,9 +124,8 @@ def bind_program(
     if options.inplace:
         lay_pieces(values, sharing.reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(
-        schedule, binder, values, settling.settle, sharing.reports, checks, siblings.earlier, siblings.templates
-    )
+    operators = Operators(binder, values, settling.settle, siblings.earlier, siblings.templates, outlines)
+    recorded = record(schedule, operators, sharing.reports, checks)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
     written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in sharing.constant}
     alone = [p for p in written if all(b.owner is None for b in written[p])]
@@ -133,7 +133,7 @@ def bind_program(
     constants, constant_bytes = in_a_row(b for p in alone for b in written[p])
     staging = staging_of(recorded)
     structure, blocks = structure_of(
-        recorded, once, {id(b) for b, _ in constants}, [b for b, _ in staging.fields], siblings.structures
+        recorded, once, {id(b) for b, _ in constants}, staging, siblings.structures
     )
     units = Units(list(structure.units), blocks)
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)

@@ -16,6 +16,7 @@ from minigraph.runtime.kinds import check_accepted, inferred
 from minigraph.runtime.schedule import Layout, Schedule, Show, Step, Value, flat
 from minigraph.types import TensorType
 
+from .operators import Outlines
 from .values import Sharing
 
 Share = Callable[[Schedule], Sharing]
@@ -27,10 +28,11 @@ class ScheduleTemplate:
 
     same      the values; of those that change, with sizes of no use
     changing  the numbers of these, with their shape, and where they lie in the memory that they show
+    outlines  what plans that were made of it know of their operators
     """
 
     def __init__(self, trace: Trace, schedule: Schedule, sharing: Sharing) -> None:
-        self.values, self.sharing = trace.program(), sharing
+        self.values, self.sharing, self.outlines = trace.program(), sharing, Outlines()
         self.remarks = [(step, trace.text(text)) for step, text in schedule.remarks]
         self.same, self.changing = list[Value](), list[tuple[int, Holes, Holes | None]]()
         for i, v in enumerate(schedule.values):
@@ -65,8 +67,9 @@ def _sizes(holes: Holes, found: Values) -> list[int]:
 
 def resized(
     like: Schedule, feeds: Mapping[str, TensorType], show: Show, share: Share, known: Templates[ScheduleTemplate]
-) -> tuple[Schedule, Sharing] | None:  # fmt: skip
-    """What `Schedule` and `share` make of these feeds; None where values would show other memory than in `like`.
+) -> tuple[Schedule, Sharing, Outlines | None] | None:  # fmt: skip
+    """What `Schedule` and `share` make of these feeds, and outlines of plans that share buffers in the same way, if they
+    are known; None where values would show other memory than in `like`.
 
     like   of the same program, fetches and names of feeds, with the same `show`
     known  for these; it gets what can be kept
@@ -78,13 +81,13 @@ def resized(
         template, nodes = found
         made.values, made.remarks = template.filled(nodes), template.remarks
         made.steps = [_with_types(step, made.values) if step.typed else step for step in like.steps]
-        return made, template.sharing
+        return made, template.sharing, template.outlines
     made.values = _values(like)
     if not _retyped(made, like, [feeds[name] for name in like.feeds], show):
         return None
     sharing = share(made)
     _learn(known, like, sizes, show, share, made, sharing)
-    return made, sharing
+    return made, sharing, None
 
 
 def _retyped(made: Schedule, like: Schedule, feeds: Sequence[TensorType], show: Show) -> bool:

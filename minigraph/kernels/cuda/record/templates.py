@@ -21,7 +21,7 @@ from .binder import Binder
 from .buffer import Buffer, Words, owner, root_and_offset
 from .call import Call, every_call, names_of
 from .calls import Choice
-from .moved import GivenBuffers, taken
+from .moved import GivenBuffers, pattern_of, taken
 from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, Values
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
@@ -41,19 +41,21 @@ class CallTemplate:
     For other sizes there is a pool: the values of the trace, what is the same for all sizes, the buffers that the
     operator is given and what owns them, scratch, the record of faults. Then each thing that sizes or buffers reach,
     views, arguments, calls, is made of things that lie there before it, and lies behind them.
+
+    pattern  which buffers the calls touch: pattern_of;  fixed: whether they are those that run
     """
 
-    def __init__(self, trace: Trace, binder: Binder, given: Sequence[Buffer]) -> None:
+    def __init__(self, trace: Trace, binder: Binder, given: Sequence[Buffer], owners: Sequence[Buffer]) -> None:
         """Of the calls that `binder` has, which are those of an operator that was given these buffers."""
         self.trace, scratch = trace, binder.scratches[-1]
-        known = *given, *scratch, binder.fault
+        known = *given, *owners, *scratch, binder.fault
         self._places: dict[int, _Place] = {id(b): (_BUFFER, i) for i, b in enumerate(known)}
         roots = {id(owner(b)): i for i, b in enumerate(known)}
         self.same: list[Any] = []
         self._made: list[tuple[Callable[..., Any], list[_Place]]] = []
         shapes = [[self._place(n) for n in b.shape] for b in scratch]
         calls: list[_Place] = []
-        touched: list[list[_Place]] = []
+        touched: list[list[int]] = []
         for call in binder.calls:
             if not all(one.repeatable for one in call.leaves()):
                 raise Unfit
@@ -61,9 +63,10 @@ class CallTemplate:
             own = dict.fromkeys(id(owner(b)) for b in call.buffers())
             if not roots.keys() >= own.keys():
                 raise Unfit
-            touched.append([(_BUFFER, roots[key]) for key in own])
+            touched.append([roots[key] for key in own])
         self.notes = [trace.text(text) for _, text in binder.notes]
         self.wrong = trace.text(binder.wrong[binder.step]) if binder.step in binder.wrong else None
+        self.fixed = are_fixed(binder.calls)
         self.answers = binder.answers if any(call.products() for call in every_call(binder.calls)) else None
         self.values = trace.program()
         starts = {_VALUE: 0, _SAME: trace.nodes, _BUFFER: trace.nodes + len(self.same)}
@@ -75,7 +78,11 @@ class CallTemplate:
         self.scratch = [(from_pool(shape), b.dtype) for shape, b in zip(shapes, scratch, strict=True)]
         self.made = [(make, from_pool(parts)) for make, parts in self._made]
         self.calls = from_pool(calls)
-        self.touched = [from_pool(own) for own in touched]
+        self.touched = [from_pool([(_BUFFER, place) for place in own]) for own in touched]
+        first = len(given)
+        places = {key: place - first for key, place in roots.items()}
+        among = [(call, [place - first for place in own]) for call, own in zip(binder.calls, touched, strict=True)]
+        self.pattern = pattern_of(among, places, len(scratch), binder.fault)
         del self._places, self._made  # they have symbols
 
     def filled(
@@ -166,12 +173,20 @@ def _words(kind: type[Words], names: Sequence[str], *facts: Any) -> Words:
     return made
 
 
+def are_fixed(calls: Iterable[Call]) -> bool:
+    """Whether nothing is left to choose about calls: no library has a say, and there is one way to compute the same."""
+    return all(
+        len(call.ways()) == 1 and are_fixed(call.ways()[0]) if isinstance(call, Choice)
+        else not any(one.products() for one in call.leaves()) for call in calls
+    )  # fmt: skip
+
+
 def template(
-    bind: Bind, binder: Binder, given: GivenBuffers, trace: Trace, shapes: Sequence[Any]
+    bind: Bind, binder: Binder, given: GivenBuffers, trace: Trace, shapes: Sequence[Any], opened: bool = False
 ) -> CallTemplate | None:  # fmt: skip
     """A CallTemplate of the operator that `binder` has bound last; None where there is none.
 
-    bind     records its calls again
+    bind     records its calls again;  opened: of a Choice that is fixed its calls were taken
     shapes   for each of `given` its (offset, shape, steps) with symbols of the trace
     """
     stand_ins, outside = _stand_ins(given.buffers, shapes, binder.outside)
@@ -185,10 +200,12 @@ def template(
     )  # fmt: skip
     try:
         bind(again, given_again)
+        if opened:
+            again.calls = [one for call in again.calls for one in call.opened()]
         special = again.tables or again.arenas or again.managed or again.paged or binder.managed or binder.paged
         if special or again.wrong.keys() - {binder.step} != before.keys():
             return None
-        return CallTemplate(trace, again, [stand_ins[id(b)] for b in (*given.buffers, *given.roots)])
+        return CallTemplate(trace, again, given_again, [stand_ins[id(b)] for b in given.roots])
     except (*NO_SYMBOLS, Unfit):
         return None
 
@@ -330,8 +347,9 @@ class Resized:
 
     def filled(
         self, templates: Templates[CallTemplate], given: GivenBuffers
-    ) -> list[tuple[Call, Sequence[Buffer]]] | None:  # fmt: skip
-        """The operator's calls, each with the owners of what it touches; None where no template fits."""
+    ) -> tuple[CallTemplate, list[tuple[Call, Sequence[Buffer]]]] | None:  # fmt: skip
+        """A template and the operator's calls, each with the owners of what it touches; None where no template fits.
+        """
         found = templates.fitting(given.sizes)
         if found is None:
             return None
@@ -345,16 +363,18 @@ class Resized:
             self.binder.wrong[self.binder.step] = one.wrong
         for text in one.notes:
             self.binder.note(text)
-        return filled
+        return one, filled
 
     def learn(
         self, templates: Templates[CallTemplate], given: GivenBuffers, bind: Bind, calls: Sequence[Call],
-        notes: Sequence[str],
+        notes: Sequence[str], opened: bool = False,
     ) -> None:  # fmt: skip
         """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
         traced, own = templates.trace(given.sizes), given.buffers
-        made = None if traced is None else template(bind, self.binder, given, traced[0], with_sizes(own, traced[1]))
-        if made is None or traced is None:
+        if traced is None:
+            return
+        made = template(bind, self.binder, given, traced[0], with_sizes(own, traced[1]), opened)
+        if made is None:
             return
         scratch = iter(self.binder.scratches[-1])
 
