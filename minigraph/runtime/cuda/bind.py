@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
@@ -52,7 +52,7 @@ class BoundProgram:
     spans      for each step the range of its calls in `binder.calls`
     once       positions of calls that depend on shapes only: they run once, and `constants` holds what they write
     checks     kernels that look for NaN, and what their record says; None where nobody looks
-    order, blocks, offsets, arena_bytes, layout   see `Placement`
+    order, offsets, arena_bytes, layout   see `Placement`
     """
 
     program: Program
@@ -69,10 +69,15 @@ class BoundProgram:
     units: Units
     checks: Checks | None
     order: list[int]
-    blocks: list[tuple[Buffer, Life]]
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
     layout: ArenaLayout
+
+    @property
+    def blocks(self) -> list[tuple[Buffer, Life]]:
+        """What lies in the arena, and the numbers of the calls in order during which it is needed."""
+        placed = zip(self.offsets, self.layout.lives, strict=True)
+        return [(b, Life(b.nbytes, life.first, life.last)) for (b, _), life in placed]
 
     @property
     def live_bytes(self) -> int:
@@ -88,8 +93,11 @@ class BoundProgram:
         """Bytes of states that lie in pinned memory of the host."""
         return sum({id(b): b.nbytes for b in self.binder.paged}.values())
 
+    @cached_property
     def not_captured(self) -> tuple[int, str] | None:
         """(step, reason) where the calls cannot become a CUDA graph."""
+        if not any([call.on_host for call in self.binder.calls]):
+            return None
         for position, span in enumerate(self.spans):
             if any(self.binder.calls[i].on_host for i in span):
                 return position, "no CUDA graph of this program: the host takes part in each run"

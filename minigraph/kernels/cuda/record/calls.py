@@ -106,7 +106,7 @@ class Launch(Call):
         return any(arg is buffer for arg in self.args)
 
     def bound(self, runtime: Primitives) -> Run:
-        args = tuple(map(value_of, self.args))
+        args = tuple([arg if isinstance(arg, np.generic) else value_of(arg) for arg in self.args])
         return runtime.kernel(self.source, self.function, self.grid, self.block, args, self.shared, self.together)
 
 

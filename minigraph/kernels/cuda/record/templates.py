@@ -274,6 +274,7 @@ class Templates(Generic[One]):
         self.samples: list[Sizes] = []
         self.numbers: list[int] = []  # of the symbol that each size is; -1 for constants
         self.places: list[int] = []  # of a size that is the symbol
+        self._alike: Callable[[Sequence[int]], Sequence[int]] = tuple  # takes sizes like the last of `samples`
         self.made: list[One] = []
         self.idle = 0
 
@@ -306,6 +307,8 @@ class Templates(Generic[One]):
                 for column in zip(*self.samples, strict=True)
             ]  # fmt: skip
             self.places = [self.numbers.index(n) for n in range(len(numbers))]
+            own = len(sizes)
+            self._alike = taken([own + i if n < 0 else self.places[n] for i, n in enumerate(self.numbers)])
             return None
         if not self.places or self.idle > IDLE:
             return None
@@ -318,10 +321,8 @@ class Templates(Generic[One]):
 
     def vary_alike(self, sizes: Sizes) -> bool:
         """Whether what is taken for a constant is that here, and what is one symbol has one value."""
-        first, places = self.samples[-1], self.places
-        return list(sizes) == [
-            size if n < 0 else sizes[places[n]] for n, size in zip(self.numbers, first, strict=True)
-        ]  # fmt: skip
+        first = self.samples[-1]
+        return len(sizes) == len(first) and self._alike(sizes + first) == sizes
 
 
 Known = dict[int, tuple[Any, Templates[CallTemplate]]]
