@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from minigraph.kernels.cuda.record.binder import blocks_for, i64
-from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, decision
+from minigraph.kernels.cuda.record.questions import NO_SYMBOLS, Questions
+from minigraph.kernels.cuda.record.symbolic import Scalar, SizeSymbol, Trace, decision
 from minigraph.types import TensorType, float32
 
 
@@ -68,6 +69,40 @@ def test_a_function_on_symbols_is_the_function_wherever_its_guards_hold():
                 held += others != sizes
                 assert concrete(made, values) == worked(*others)
     assert held > 100, "some hold for others"
+
+
+def test_a_tree_of_traces_gives_what_one_of_them_gives() -> None:
+    r, questions, each = random.Random(1), Questions[Any](), list[Any]()
+
+    def drawn() -> tuple[int, int]:
+        return r.randint(1, 600), r.choice((1, 5, 10, r.randint(1, 60)))
+
+    for _ in range(120):
+        trace = Trace(drawn())
+        made = worked(*trace.symbols)
+        questions.add(trace.steps, made)
+        each.append(trace.program())
+    held = 0
+    for _ in range(400):
+        sizes = drawn()
+        found = questions.fitting(sizes)
+        assert (found is None) == all(program(sizes) is None for program in each)
+        if found is not None:
+            assert concrete(*found) == worked(*sizes)
+            held += 1
+    assert 100 < held < 400 and len(questions.roots) == 1, "they begin alike"
+
+
+def test_traces_of_other_functions_do_not_share_a_tree() -> None:
+    questions = Questions[str]()
+    functions = {"twice": lambda n: n * 2 > 7, "more": lambda n: n + 2 > 7, "half": lambda n: n * 2.0 > 7}
+    for name, function in functions.items():
+        trace = Trace((9,))
+        function(*trace.symbols)
+        questions.add(trace.steps, name)
+    assert len(questions.roots) == 3
+    assert questions.fitting((4,)) == ("twice", [4, 2, 8, 7, True]) and questions.fitting((3,)) is None
+
 
 
 @pytest.mark.parametrize("ask", [

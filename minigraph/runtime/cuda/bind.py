@@ -118,7 +118,7 @@ def bind_program(
     """
     checking = options.check_nan_inf
     siblings = siblings or Siblings()
-    schedule, sharing, outlines = siblings.schedule(
+    schedule, sharing, outline = siblings.schedule(
         program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace,
         partial(sharing_of, checking=checking, inplace=options.inplace),
     )  # fmt: skip
@@ -132,7 +132,7 @@ def bind_program(
     if options.inplace:
         lay_pieces(values, sharing.reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    operators = Operators(binder, values, settling.settle, siblings.earlier, siblings.templates, outlines)
+    operators = Operators(binder, values, settling.settle, siblings.earlier, siblings.templates, outline)
     recorded = record(schedule, operators, sharing.reports, checks)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
     written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in sharing.constant}

@@ -13,7 +13,13 @@ from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.kernels.cuda.record.moved import Earlier, GivenBuffers, Key, Repeats, given_in, taken
-from minigraph.kernels.cuda.record.templates import CallTemplate, Known, Resized, Templates, are_fixed
+from minigraph.kernels.cuda.record.templates import (
+    CallTemplate,
+    Known,
+    Resized,
+    Templates,
+    are_fixed,
+)
 from minigraph.runtime.schedule import Step, flat
 from minigraph.types import TensorType
 
@@ -47,15 +53,15 @@ class StepOutline:
 class Outline:
     """What is the same for plans whose values share buffers, and lie in each other, in the same way.
 
+    views       how those lie that show others: their alignment, and whether in one piece
     steps       by their positions, of those that nothing was moved for
     structures  what follows from which of its buffers the calls touch, by patterns: layout/units.py
     """
 
+    views: Sequence[Any] | None = None
     steps: dict[int, StepOutline] = field(default_factory=dict)
     structures: dict[Any, Any] = field(default_factory=dict)
 
-
-Outlines = dict[Any, Outline]  # by how views lie, of plans whose values share buffers in the same way
 
 
 class Operators:
@@ -68,15 +74,16 @@ class Operators:
 
     def __init__(
         self, binder: Binder, values: ValueBuffers, settle: Settle, earlier: Earlier | None = None,
-        known: Known | None = None, outlines: Outlines | None = None,
+        known: Known | None = None, outline: Outline | None = None,
     ) -> None:  # fmt: skip
         self.binder, self.values, self.settle = binder, values, settle
         self.repeats, self.resized = Repeats(binder, earlier), Resized(binder, known)
         self.patterns: list[str | None] = []
         self.outline: Outline | None = None
-        if outlines is not None:
-            views = tuple([(b.alignment, b.steps is None) for b in values.buffers if b.owner is not None])
-            self.outline = outlines.setdefault(views, Outline())
+        if outline is not None:
+            views = [(b.alignment, b.steps is None) for b in values.buffers if b.owner is not None]
+            outline.views = views if outline.views is None else outline.views
+            self.outline = outline if outline.views == views else None
             self.sizes = [(0, *b.shape) if b.owner is None else _lies(b) for b in values.buffers]
 
     @property

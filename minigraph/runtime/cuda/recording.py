@@ -9,7 +9,6 @@ from functools import cached_property
 from minigraph.kernels.cuda.collective.faults import agree_on_faults
 from minigraph.kernels.cuda.optimizer.foreach import store
 from minigraph.kernels.cuda.record.binder import Binder
-from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Copy
 from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.kernels.groups import present

@@ -23,7 +23,7 @@ from minigraph.types import TensorType
 
 from .layout.placement import ArenaLayout, Layouts
 from .layout.units import Structures
-from .operators import Outlines
+from .operators import Outline
 from .resized import ScheduleTemplate, Share, resized
 from .values import Sharing
 
@@ -62,8 +62,8 @@ class Siblings:
     def schedule(
         self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool,
         share: Share,
-    ) -> tuple[Schedule, Sharing, Outlines | None]:  # fmt: skip
-        """The Schedule of a program, which is that of these plans, what `share` makes of it, and the outlines of those
+    ) -> tuple[Schedule, Sharing, Outline | None]:  # fmt: skip
+        """The Schedule of a program, which is that of these plans, what `share` makes of it, and the outline of those
         that share buffers in the same way.
 
         All but fetches and feeds is the same for them.

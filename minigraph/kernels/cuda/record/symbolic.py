@@ -20,18 +20,17 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from itertools import repeat
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from minigraph.errors import MinigraphError
+from .questions import Questions, TraceStep, Values
 
 NUMBERS = int, float, np.integer, np.floating
 Answer = TypeVar("Answer")
+HOLE = object()  # in the place of an argument
 DECISIONS = 1024  # answers of one function that are kept
-Values = list[Any]  # of the nodes of a trace
-NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError
-"""What functions raise that take no symbols."""
 BEGIN, END = "\x02", "\x03"  # of the number of a node in a text
 
 
@@ -41,6 +40,10 @@ def _bits(value: int, _: Any) -> int:
 
 def _ceil(value: float, _: Any) -> int:
     return math.ceil(value)
+
+
+def _itself(value: Any, _: Any) -> Any:
+    return value
 
 
 class SizeSymbol:
@@ -99,8 +102,7 @@ class SizeSymbol:
 
     def _pinned(self) -> Any:
         """Its value, which is that of other sizes, too."""
-        self.trace.asked(operator.eq, self, self.value)
-        return self.value
+        return self.trace.asked(_itself, self, 0)
 
 
 def _define(name: str, function: Callable[[Any, Any], Any], asks: bool = False) -> None:
@@ -127,8 +129,7 @@ class Trace:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.symbols = [SizeSymbol(self, i, size) for i, size in enumerate(sizes)]
-        self._initial: Values = [None] * len(self.symbols)  # constants have their values
-        self._steps: list[tuple[Any, ...]] = []
+        self.steps: list[TraceStep] = []
         self._known: dict[Any, tuple[int, Any]] = {}  # (node, value) of what was computed before
 
     def computed(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -152,43 +153,30 @@ class Trace:
         for symbol in symbols_in(args):
             node, values = self._node(_followed, SizeSymbol(self, node, values), symbol, asked=False)
 
-        def decide(values: tuple[Any, ...], _: Any) -> Any:
-            return function(*with_values(args, iter(values)))
-
+        decide = Decide(function, with_values(args, repeat(HOLE)))
         answer = self._node(decide, SizeSymbol(self, node, values), 0, asked=not free)
         if not free:
             return answer[1]
-        places, whole = [answer[1]._fields.index(name) for name in free], SizeSymbol(self, *answer)
-
-        def fixed(answer: Any, _: Any) -> Any:
-            return [x for i, x in enumerate(answer) if i not in places]
-
-        self._node(fixed, whole, 0, asked=True)
+        places, whole = tuple(map(answer[1]._fields.index, free)), SizeSymbol(self, *answer)
+        self._node(AllBut(places), whole, 0, asked=True)
         symbols = [SizeSymbol(self, *self._node(_item, whole, place, asked=False)) for place in places]
         return answer[1]._replace(**dict(zip(free, symbols, strict=True)))
 
     def program(self) -> Callable[[Sequence[int]], Values | None]:
         """A function from other sizes to the values of all nodes; None where an answer is another one."""
-        initial, steps = list(self._initial), tuple(self._steps)
+        own = Questions[bool]()
+        own.add(self.steps, True)
 
         def values(sizes: Sequence[int]) -> Values | None:
-            found = initial.copy()
-            found[: len(sizes)] = sizes
-            try:
-                for at, function, a, b, condition, answer in steps:
-                    found[at] = value = function(found[a], found[b])
-                    if condition and value != answer:
-                        return None
-            except NO_SYMBOLS:  # a quotient by 0, say
-                return None
-            return found
+            found = own.fitting(sizes)
+            return None if found is None else found[1]
 
         return values
 
     @property
     def nodes(self) -> int:
         """How many values `program` gives."""
-        return len(self._initial)
+        return len(self.symbols) + len(self.steps)
 
     def text(self, text: str) -> str:
         """A text with the values of the symbols in it, which are those of other sizes, too."""
@@ -206,8 +194,8 @@ class Trace:
             return x.node, x.value
         key = type(x), x
         if key not in self._known:
-            self._known[key] = len(self._initial), x
-            self._initial.append(x)
+            self._known[key] = self.nodes, x
+            self.steps.append(TraceStep(None, x, 0, False, x))
         return self._known[key]
 
     def _node(self, function: Callable[[Any, Any], Any], a: Any, b: Any, asked: bool) -> tuple[int, Any]:
@@ -215,9 +203,8 @@ class Trace:
         key = function, i, j
         if key not in self._known:
             value = function(x, y)
-            self._known[key] = at, _ = len(self._initial), value
-            self._initial.append(None)
-            self._steps.append((at, function, i, j, asked, value))
+            self._known[key] = self.nodes, value
+            self.steps.append(TraceStep(function, i, j, asked, value))
         return self._known[key]
 
 
@@ -235,11 +222,31 @@ def symbols_in(args: Sequence[Any]) -> Iterator[SizeSymbol]:
 
 
 def with_values(args: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:
-    """The arguments with values in the place of their symbols, in order."""
+    """The arguments with values in the place of their symbols, or of HOLE, in order."""
     return tuple([
-        next(values) if type(arg) is SizeSymbol else with_values(arg, values) if type(arg) is tuple else arg
+        next(values) if type(arg) is SizeSymbol or arg is HOLE
+        else with_values(arg, values) if type(arg) is tuple else arg
         for arg in args
     ])  # fmt: skip
+
+
+class Decide(NamedTuple):
+    """A function of which some arguments, HOLE, are values of a trace."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def __call__(self, values: tuple[Any, ...], _: Any) -> Any:
+        return self.function(*with_values(self.args, iter(values)))
+
+
+class AllBut(NamedTuple):
+    """Takes what does not stand at these places."""
+
+    places: tuple[int, ...]
+
+    def __call__(self, answer: Any, _: Any) -> Any:
+        return tuple([x for i, x in enumerate(answer) if i not in self.places])
 
 
 def _item(values: tuple[Any, ...], place: int) -> Any:

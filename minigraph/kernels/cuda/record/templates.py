@@ -22,7 +22,8 @@ from .buffer import Buffer, Words, owner, root_and_offset
 from .call import Call, every_call, names_of
 from .calls import Choice
 from .moved import GivenBuffers, pattern_of, taken
-from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, Values
+from .questions import NO_SYMBOLS, Questions, TraceStep, Values
+from .symbolic import Scalar, SizeSymbol, Trace
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
 Pool = list[Any]
@@ -68,7 +69,7 @@ class CallTemplate:
         self.wrong = trace.text(binder.wrong[binder.step]) if binder.step in binder.wrong else None
         self.fixed = are_fixed(binder.calls)
         self.answers = binder.answers if any(call.products() for call in every_call(binder.calls)) else None
-        self.values = trace.program()
+        self.steps = list(trace.steps)
         starts = {_VALUE: 0, _SAME: trace.nodes, _BUFFER: trace.nodes + len(self.same)}
         starts[_MADE] = starts[_BUFFER] + len(known)
 
@@ -252,13 +253,22 @@ def alike(a: Any, b: Any) -> bool:
 
 
 Sizes = tuple[int, ...]
-SAMPLES, MADE, IDLE = 4, 16, 12  # sizes that tell which of them change; templates of an operator; misses more than hits
+SAMPLES, MADE, IDLE = 4, 64, 12  # sizes that tell which of them change; templates of an operator; misses more than hits
 
 
 class Template(Protocol):
-    """What holds for sizes that `values` gives the values of symbols for."""
+    """What holds for sizes of which `steps` ask the same."""
 
-    values: Callable[[Sequence[int]], Values | None]
+    steps: list[TraceStep]
+
+
+def values_of(one: Template, trace: Trace) -> Values:
+    """The values of a template's nodes for the sizes of the trace that it was made of."""
+    alone = Questions[Any]()
+    alone.add(one.steps, one)
+    found = alone.fitting([symbol.value for symbol in trace.symbols])
+    assert found is not None
+    return found[1]
 
 
 One = TypeVar("One", bound=Template)
@@ -275,22 +285,19 @@ class Templates(Generic[One]):
         self.numbers: list[int] = []  # of the symbol that each size is; -1 for constants
         self.places: list[int] = []  # of a size that is the symbol
         self._alike: Callable[[Sequence[int]], Sequence[int]] = tuple  # takes sizes like the last of `samples`
-        self.made: list[One] = []
+        self.made: dict[int, One] = {}  # by id, the one that was of use last at the end
+        self.questions = Questions[One]()
         self.idle = 0
 
     def fitting(self, sizes: Sizes) -> tuple[One, Values] | None:
         """A template for these sizes, and the values of its symbols."""
         if not self.made or not self.vary_alike(sizes):
             return None
-        chosen = [sizes[i] for i in self.places]
-        for at, one in enumerate(self.made):
-            values = one.values(chosen)
-            if values is not None:
-                self.idle = max(0, self.idle - 2)
-                if at:
-                    self.made.insert(0, self.made.pop(at))
-                return one, values
-        return None
+        found = self.questions.fitting([sizes[i] for i in self.places])
+        if found is not None:
+            self.idle = max(0, self.idle - 2)
+            self.made[id(found[0])] = self.made.pop(id(found[0]))
+        return found
 
     def trace(self, sizes: Sizes) -> tuple[Trace, list[Any]] | None:
         """A trace of what changes, and the sizes with its symbols; None where no template shall be made.
@@ -300,7 +307,7 @@ class Templates(Generic[One]):
         self.idle += 1
         if not self.samples or not self.vary_alike(sizes):
             self.samples = [*self.samples, sizes][-SAMPLES:]
-            self.made.clear()
+            self.made, self.questions = {}, Questions()
             numbers: dict[Sizes, int] = {}
             self.numbers = [-1] * len(sizes) if len(self.samples) == 1 else [
                 numbers.setdefault(column, len(numbers)) if len({*column}) > 1 else -1
@@ -317,7 +324,13 @@ class Templates(Generic[One]):
 
     def keep(self, one: One) -> None:
         """Another template, in the place of the one that was of no use for longest."""
-        self.made = [one, *self.made[: MADE - 1]]
+        if len(self.made) >= MADE:
+            del self.made[next(iter(self.made))]
+            self.questions = Questions()
+            for other in self.made.values():
+                self.questions.add(other.steps, other)
+        self.made[id(one)] = one
+        self.questions.add(one.steps, one)
 
     def vary_alike(self, sizes: Sizes) -> bool:
         """Whether what is taken for a constant is that here, and what is one symbol has one value."""
@@ -384,8 +397,7 @@ class Resized:
             return there if (there.shape, there.dtype) == (shape, dtype) else Buffer(shape, dtype)
 
         try:
-            values = made.values([symbol.value for symbol in traced[0].symbols])
-            assert values is not None
+            values = values_of(made, traced[0])
             again = [call for call, _ in made.filled(values, [*own, *given.roots], same, self.binder.fault)]
         except StopIteration:
             return
