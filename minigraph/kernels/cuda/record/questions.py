@@ -103,7 +103,7 @@ def _grown(branch: Branch[One], steps: list[TraceStep], end: One) -> bool:
         if not branch.answers:
             branch.end = end
             return True
-        answer, steps = other.value, steps[len(own) :]
+        answer, steps = steps[last].value, steps[len(own) :]
         known = next((there for before, there in branch.answers if before == answer), None)
         if known is None:
             branch.answers.append((answer, Branch(steps, end)))
