@@ -103,7 +103,7 @@ class Operators:
         given = given_in(slots, binder.outside)
         key = Key(what, given)
         copied, templates = self._copied(key, given), self.resized.templates(what, given)
-        if not copied and not self._sized(templates, key, given, step):
+        if not copied and not self._sized(templates, what, given, step):
             self._bound(templates, key, given, step, slots)
         if outline is not None and self.as_laid:
             outline.steps[position] = _outline(what, key, given, step, templates, copied)
@@ -111,14 +111,11 @@ class Operators:
     def _again(self, known: StepOutline, step: Step) -> None:
         """The calls of an operator that is given what it is known to be given."""
         given, templates = self._given(known), known.templates
-        key = known.key if known.key.sizes == given.sizes else Key(known.what, given)
-        if known.copied and self._copied(key, given):
+        if not known.copied and self._sized(templates, known.what, given, step):
             return
-        if self._sized(templates, key, given, step):
-            known.copied = False
-            return
-        if not known.copied and self._copied(key, given):
-            known.copied = True
+        key, copied = known.key if known.key.sizes == given.sizes else Key(known.what, given), known.copied
+        known.copied = self._copied(key, given)
+        if known.copied or (copied and self._sized(templates, known.what, given, step)):
             return
         slots = self._slots(step)
         self._bound(templates, key, given_in(slots, self.binder.outside), step, slots)  # with buffers of these slots
@@ -141,7 +138,9 @@ class Operators:
         self.patterns.append(self.repeats.known[key].pattern)
         return True
 
-    def _sized(self, templates: Templates[CallTemplate], key: Key, given: GivenBuffers, step: Step) -> bool:
+    def _sized(
+        self, templates: Templates[CallTemplate], what: tuple[Any, ...], given: GivenBuffers, step: Step
+    ) -> bool:  # fmt: skip
         """Calls of a template, where one fits."""
         binder, noted = self.binder, len(self.binder.notes)
         found = self.resized.filled(templates, given)
@@ -155,7 +154,7 @@ class Operators:
             except MinigraphError as error:
                 raise error.at(step.op.call(), step.op.site) from None
         binder.calls += calls
-        kept = self.repeats.remember(key, given.roots, filled, calls, self._told(noted), one.pattern)
+        kept = self.repeats.remember(what, given, filled, calls, self._told(noted), one.pattern)
         self.patterns.append(one.pattern if kept else None)
         return True
 

@@ -182,6 +182,7 @@ class Repeats:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Key, Recording] = {}
         self._touched: dict[int, tuple[Call, Sequence[Buffer], Touched | None]] = {}  # by id of the call
+        self._late: list[tuple[tuple[Hashable, ...], GivenBuffers, dict[str, Any]]] = []  # not in `known` yet
 
     def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
@@ -197,8 +198,8 @@ class Repeats:
             self._touched.update((id(call), (call, roots, None)) for call, roots in touched)
 
     def remember(
-        self, key: Key, given: list[Buffer], filled: list[tuple[Call, Sequence[Buffer]]], calls: Sequence[Call],
-        notes: list[str], pattern: str,
+        self, what: tuple[Hashable, ...], given: GivenBuffers, filled: list[tuple[Call, Sequence[Buffer]]],
+        calls: Sequence[Call], notes: list[str], pattern: str,
     ) -> bool:  # fmt: skip
         """As `keep`, for calls of a template, `filled`, if they are those that run."""
         if len(filled) != len(calls) or any(one is not call for (one, _), call in zip(filled, calls, strict=True)):
@@ -206,16 +207,24 @@ class Repeats:
         for call, roots in filled:
             self._touched[id(call)] = call, roots, None
         if self.binder.step not in self.binder.wrong:
-            scratch = list(self.binder.scratches[-1])
-            self.known[key] = Recording(key, filled, given, scratch, notes, self.binder.fault, pattern=pattern)
+            facts = {"calls": filled, "scratch": self.binder.scratches[-1], "notes": notes, "pattern": pattern}
+            self._late.append((what, given, facts))
         return True
+
+    def _find(self, key: Key) -> Recording | None:
+        """What an operator of this plan recorded that is like this one."""
+        for what, given, facts in self._late:
+            own = Key(what, given)
+            self.known[own] = Recording(own, given=given.roots, fault=self.binder.fault, **facts)
+        self._late.clear()
+        return self.known.get(key)
 
     def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
         binder, step = self.binder, self.binder.step
         known = self.earlier.get(step)
         if known is None or known.key != key:
-            known = self.known.get(key)
+            known = self._find(key)
             if known is None:
                 return None
             self.earlier[step] = known
