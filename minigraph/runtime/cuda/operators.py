@@ -12,14 +12,9 @@ from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
 from minigraph.kernels.cuda.record.call import Call
+from minigraph.kernels.cuda.record.calls import are_fixed
 from minigraph.kernels.cuda.record.moved import Earlier, GivenBuffers, Key, Repeats, given_in, taken
-from minigraph.kernels.cuda.record.templates import (
-    CallTemplate,
-    Known,
-    Resized,
-    Templates,
-    are_fixed,
-)
+from minigraph.kernels.cuda.record.templates import CallTemplate, Known, Resized, Templates
 from minigraph.runtime.schedule import Step, flat
 from minigraph.types import TensorType
 

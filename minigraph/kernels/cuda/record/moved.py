@@ -9,8 +9,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .binder import Binder
-from .buffer import Buffer, ConstantTable, owner, root_and_offset
-from .call import Call, every_call
+from .buffer import Buffer, ConstantTable, Words, owner, root_and_offset
+from .call import Call, every_call, names_of
 
 ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
 
@@ -53,6 +53,27 @@ def taken(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two calls, or values of their fields, are the same."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Buffer):
+        (root, offset), (other, begin) = root_and_offset(a), root_and_offset(b)
+        facts = [(x.shape, x.dtype, x.steps, x.alignment) for x in (a, b)]
+        return root is other and offset == begin and facts[0] == facts[1]
+    if isinstance(a, Call):
+        return all(alike(getattr(a, name), getattr(b, name)) for name in names_of(type(a)))
+    if isinstance(a, Words):
+        return alike(a.facts, b.facts)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(map(alike, a.values(), b.values()))
+    return bool(a == b)
 
 
 def pattern_of(

@@ -18,10 +18,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from .binder import Binder
-from .buffer import Buffer, Words, owner, root_and_offset
+from .buffer import Buffer, Words, owner
 from .call import Call, every_call, names_of
-from .calls import Choice
-from .moved import GivenBuffers, pattern_of, taken
+from .calls import Choice, are_fixed
+from .moved import GivenBuffers, alike, pattern_of, taken
 from .questions import NO_SYMBOLS, Questions, TraceStep, Values
 from .symbolic import Scalar, SizeSymbol, Trace
 
@@ -174,14 +174,6 @@ def _words(kind: type[Words], names: Sequence[str], *facts: Any) -> Words:
     return made
 
 
-def are_fixed(calls: Iterable[Call]) -> bool:
-    """Whether nothing is left to choose about calls: no library has a say, and there is one way to compute the same."""
-    return all(
-        len(call.ways()) == 1 and are_fixed(call.ways()[0]) if isinstance(call, Choice)
-        else not any(one.products() for one in call.leaves()) for call in calls
-    )  # fmt: skip
-
-
 def template(
     bind: Bind, binder: Binder, given: GivenBuffers, trace: Trace, shapes: Sequence[Any], opened: bool = False
 ) -> CallTemplate | None:  # fmt: skip
@@ -229,27 +221,6 @@ def _stand_ins(
             own.owner = made.setdefault(id(root), Buffer((), root.dtype, root.ptr))  # nobody looks at its shape
             own.offset, own.steps = offset, steps
     return made, frozenset([id(new) for old, new in made.items() if old in outside])
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Whether two calls, or values of their fields, are the same."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Buffer):
-        (root, offset), (other, begin) = root_and_offset(a), root_and_offset(b)
-        facts = [(x.shape, x.dtype, x.steps, x.alignment) for x in (a, b)]
-        return root is other and offset == begin and facts[0] == facts[1]
-    if isinstance(a, Call):
-        return all(alike(getattr(a, name), getattr(b, name)) for name in names_of(type(a)))
-    if isinstance(a, Words):
-        return alike(a.facts, b.facts)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(alike, a, b))
-    if isinstance(a, Mapping):
-        return list(a) == list(b) and all(map(alike, a.values(), b.values()))
-    return bool(a == b)
 
 
 Sizes = tuple[int, ...]
