@@ -84,9 +84,16 @@ def pattern_of(
     calls    each with the places of what it touches among what owns all that the operator has, as `places` has them
     scratch  how many buffers of its own the operator has
     """
+
+    def place(b: Buffer) -> int:
+        while id(b) not in places:  # its owner may lie in an arena by now
+            assert b.owner is not None, f"{b} is nobody's"
+            b = b.owner
+        return places[id(b)]
+
     told = [
-        (type(call).__module__, type(call).__qualname__, [*own], [places[id(owner(b))] for b in call.reads],
-         call.looks_at(fault)) for call, own in calls
+        (type(call).__module__, type(call).__qualname__, [*own], [*map(place, call.reads)], call.looks_at(fault))
+        for call, own in calls
     ]  # fmt: skip
     return sys.intern(f"{scratch} {told}")
 
