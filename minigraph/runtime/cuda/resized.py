@@ -10,8 +10,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from minigraph.kernels.cuda.record.questions import NO_SYMBOLS, Values
-from minigraph.kernels.cuda.record.symbolic import SizeSymbol, Trace
+from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, SizeSymbol, Trace, Values
 from minigraph.kernels.cuda.record.templates import Templates, values_of
 from minigraph.runtime.kinds import check_accepted, inferred
 from minigraph.runtime.schedule import Layout, Schedule, Show, Step, Value, flat

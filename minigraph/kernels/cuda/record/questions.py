@@ -6,29 +6,13 @@ then a branch for each of the answers that came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from minigraph.errors import MinigraphError
+from .symbolic import NO_SYMBOLS, Trace, TraceStep, Values
 
 One = TypeVar("One")
-Values = list[Any]  # of the nodes of a trace: sizes, then what its steps give
-NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError
-"""What functions raise that take no symbols."""
-
-
-class TraceStep(NamedTuple):
-    """A node behind the sizes of a trace: `function` of the nodes a and b, or the number a where it is None.
-
-    asked   whether its value is an answer, on which it depends what comes next
-    """
-
-    function: Any
-    a: Any
-    b: Any
-    asked: bool
-    value: Any
 
 
 @dataclass(slots=True)
@@ -109,3 +93,15 @@ def _grown(branch: Branch[One], steps: list[TraceStep], end: One) -> bool:
             branch.answers.append((answer, Branch(steps, end)))
             return True
         branch = known
+
+
+def program(trace: Trace) -> Callable[[Sequence[int]], Values | None]:
+    """A function from other sizes to the values of all nodes; None where an answer is another one."""
+    own = Questions[bool]()
+    own.add(trace.steps, True)
+
+    def values(sizes: Sequence[int]) -> Values | None:
+        found = own.fitting(sizes)
+        return None if found is None else found[1]
+
+    return values

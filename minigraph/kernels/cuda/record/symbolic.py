@@ -3,7 +3,7 @@
     trace = Trace((256, 784)); n, _ = trace.symbols
     blocks = -(-n // 64)                          a symbol: 4 for these sizes
     wide = n * 4 > 512                            True, and from now on a condition
-    trace.program()((200, 784))                   the values of all symbols for other sizes; None where a condition
+    program(trace)((200, 784))                    the values of all symbols for other sizes; None where a condition
                                                   does not hold
 
 What a function does depends on sizes by what it computes of them, which is noted, and by what it asks of them, a
@@ -25,12 +25,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .questions import Questions, TraceStep, Values
+from minigraph.errors import MinigraphError
 
 NUMBERS = int, float, np.integer, np.floating
 Answer = TypeVar("Answer")
 HOLE = object()  # in the place of an argument
 DECISIONS = 1024  # answers of one function that are kept
+Values = list[Any]  # of the nodes of a trace: sizes, then what its steps give
+NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError
+"""What functions raise that take no symbols."""
 BEGIN, END = "\x02", "\x03"  # of the number of a node in a text
 
 
@@ -124,6 +127,19 @@ for _name in ("lt", "le", "gt", "ge"):
     _define(_name, getattr(operator, _name), asks=True)
 
 
+class TraceStep(NamedTuple):
+    """A node behind the sizes of a trace: `function` of the nodes a and b, or the number a where it is None.
+
+    asked   whether its value is an answer, on which it depends what comes next
+    """
+
+    function: Any
+    a: Any
+    b: Any
+    asked: bool
+    value: Any
+
+
 class Trace:
     """What is computed and asked of symbols, in order; `symbols` stand for the sizes that it begins with."""
 
@@ -162,20 +178,9 @@ class Trace:
         symbols = [SizeSymbol(self, *self._node(_item, whole, place, asked=False)) for place in places]
         return answer[1]._replace(**dict(zip(free, symbols, strict=True)))
 
-    def program(self) -> Callable[[Sequence[int]], Values | None]:
-        """A function from other sizes to the values of all nodes; None where an answer is another one."""
-        own = Questions[bool]()
-        own.add(self.steps, True)
-
-        def values(sizes: Sequence[int]) -> Values | None:
-            found = own.fitting(sizes)
-            return None if found is None else found[1]
-
-        return values
-
     @property
     def nodes(self) -> int:
-        """How many values `program` gives."""
+        """How many values it has, sizes among them."""
         return len(self.symbols) + len(self.steps)
 
     def text(self, text: str) -> str:
