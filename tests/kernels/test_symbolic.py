@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 
 from minigraph.kernels.cuda.record.binder import blocks_for, i64
-from minigraph.kernels.cuda.record.questions import Questions, program
-from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, decision
+from minigraph.kernels.cuda.record.symbolic import (
+    NO_SYMBOLS,
+    Questions,
+    Scalar,
+    SizeSymbol,
+    Trace,
+    decision,
+    program,
+)
 from minigraph.types import TensorType, float32
 
 

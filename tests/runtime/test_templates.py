@@ -14,7 +14,7 @@ import minigraph as mg
 from bench import changing_shapes
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.elementwise import pointwise
-from minigraph.kernels.cuda.record import questions, templates
+from minigraph.kernels.cuda.record import symbolic, templates
 from minigraph.kernels.cuda.record.symbolic import SizeSymbol, Trace
 from minigraph.kernels.cuda.record.templates import Resized
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
@@ -162,8 +162,8 @@ def wrong_branches(monkeypatch):
             branch = branch.answers[0][1]
         return own(branch, found)
 
-    own = questions._end
-    monkeypatch.setattr(questions, "_end", end)
+    own = symbolic._end
+    monkeypatch.setattr(symbolic, "_end", end)
 
 
 @pytest.mark.parametrize("bug", [wrong_conditions, wrong_constants, wrong_answers, wrong_structures, wrong_branches])

@@ -22,8 +22,7 @@ from .buffer import Buffer, Words, owner
 from .call import Call, every_call, names_of
 from .calls import Choice, are_fixed
 from .moved import GivenBuffers, alike, pattern_of, taken
-from .questions import Questions
-from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, TraceStep, Values
+from .symbolic import NO_SYMBOLS, Questions, Scalar, SizeSymbol, Trace, TraceStep, Values
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
 Pool = list[Any]
