@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minigraph.errors import MinigraphError, call_site
-from minigraph.kernels.cuda.record.cards import CARDS
+from minigraph.kernels.cuda.record.binder import CARDS
 from minigraph.runtime.version import VERSION
 
 from . import demo, launch, machine, runs, views

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from minigraph.kernels.cuda.record.binder import blocks_for, i64
-from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, decision
+from minigraph.kernels.cuda.record.symbolic import (
+    NO_SYMBOLS,
+    Questions,
+    Scalar,
+    SizeSymbol,
+    Trace,
+    decision,
+    program,
+)
 from minigraph.types import TensorType, float32
 
 
@@ -59,15 +67,49 @@ def test_a_function_on_symbols_is_the_function_wherever_its_guards_hold():
     for _ in range(150):
         sizes = r.randint(1, 600), r.choice((1, 5, 10, r.randint(1, 600)))
         trace = Trace(sizes)
-        made, program = worked(*trace.symbols), trace.program()
-        assert concrete(made, program(sizes)) == worked(*sizes)
+        made, found = worked(*trace.symbols), program(trace)
+        assert concrete(made, found(sizes)) == worked(*sizes)
         for _ in range(40):
             others = (r.randint(1, 600), sizes[1]) if r.random() < 0.7 else (r.randint(1, 600), r.randint(1, 600))
-            values = program(others)
+            values = found(others)
             if values is not None:
                 held += others != sizes
                 assert concrete(made, values) == worked(*others)
     assert held > 100, "some hold for others"
+
+
+def test_a_tree_of_traces_gives_what_one_of_them_gives() -> None:
+    r, questions, each = random.Random(1), Questions[Any](), list[Any]()
+
+    def drawn() -> tuple[int, int]:
+        return r.randint(1, 600), r.choice((1, 5, 10, r.randint(1, 60)))
+
+    for _ in range(120):
+        trace = Trace(drawn())
+        made = worked(*trace.symbols)
+        questions.add(trace.steps, made)
+        each.append(program(trace))
+    held = 0
+    for _ in range(400):
+        sizes = drawn()
+        found = questions.fitting(sizes)
+        assert (found is None) == all(one(sizes) is None for one in each)
+        if found is not None:
+            assert concrete(*found) == worked(*sizes)
+            held += 1
+    assert 100 < held < 400 and len(questions.roots) == 1, "they begin alike"
+
+
+def test_traces_of_other_functions_do_not_share_a_tree() -> None:
+    questions = Questions[str]()
+    functions = {"twice": lambda n: n * 2 > 7, "more": lambda n: n + 2 > 7, "half": lambda n: n * 2.0 > 7}
+    for name, function in functions.items():
+        trace = Trace((9,))
+        function(*trace.symbols)
+        questions.add(trace.steps, name)
+    assert len(questions.roots) == 3
+    assert questions.fitting((4,)) == ("twice", [4, 2, 8, 7, True]) and questions.fitting((3,)) is None
+
 
 
 @pytest.mark.parametrize("ask", [
@@ -78,18 +120,18 @@ def test_a_function_on_symbols_is_the_function_wherever_its_guards_hold():
 def test_what_depends_on_an_answer_holds_for_the_same_answer_only(ask):
     trace = Trace((8,))
     ask(*trace.symbols)
-    program = trace.program()
-    assert program((8,)) is not None and program((3,)) is None
+    found = program(trace)
+    assert found((8,)) is not None and found((3,)) is None
 
 
 def test_a_text_that_is_used_is_fixed_and_one_that_is_not_is_no_guard():
     trace = Trace((8, 9))
     n, k = symbols_of(trace)
     text, _ = f"rows of {n * 2}, {[n]}", f"{k} is no multiple"
-    assert trace.program()((3, 3)) is not None
+    assert program(trace)((3, 3)) is not None
     assert trace.text(text) == "rows of 16, [8]"
-    program = trace.program()
-    assert program((8, 3)) is not None and program((3, 9)) is None
+    found = program(trace)
+    assert found((8, 3)) is not None and found((3, 9)) is None
 
 
 def test_symbols_are_equal_where_they_are_the_same_and_types_with_them_can_be_looked_up():
@@ -97,9 +139,9 @@ def test_symbols_are_equal_where_they_are_the_same_and_types_with_them_can_be_lo
     n, k = symbols_of(trace)
     known = {TensorType((n, 4), float32): "n"}
     assert known[TensorType((n, 4), float32)] == "n" and TensorType((symbols_of(other)[0], 4), float32) not in known
-    assert trace.program()((1, 2)) is not None, "nothing was asked"
+    assert program(trace)((1, 2)) is not None, "nothing was asked"
     assert n == k and n != "8" and n != None and n != other.symbols[0]  # noqa: E711
-    assert trace.program()((1, 2)) is None and trace.program()((2, 2)) is not None
+    assert program(trace)((1, 2)) is None and program(trace)((2, 2)) is not None
 
 
 def test_an_argument_of_a_symbol_has_its_type():

@@ -23,6 +23,7 @@ def machine_code(monkeypatch):
 def network(activation):
     """(startup, program, loss and gradients, layers): the sum of squares of what two layers give."""
     main, startup = mg.static.Program(), mg.static.Program()
+    startup.random_seed = 1  # of some weights a number before relu is so near 0 that float32 has another sign
     with mg.static.program_guard(main, startup):
         x = mg.static.data("x", [None, INPUTS])
         layers = [mg.nn.Linear(INPUTS, HIDDEN), mg.nn.Linear(HIDDEN, CLASSES)]

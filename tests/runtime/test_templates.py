@@ -14,7 +14,7 @@ import minigraph as mg
 from bench import changing_shapes
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.elementwise import pointwise
-from minigraph.kernels.cuda.record import templates
+from minigraph.kernels.cuda.record import symbolic, templates
 from minigraph.kernels.cuda.record.symbolic import SizeSymbol, Trace
 from minigraph.kernels.cuda.record.templates import Resized
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
@@ -129,8 +129,7 @@ def wrong_conditions(monkeypatch):
 
 def wrong_constants(monkeypatch):
     def fitting(self, sizes):
-        found = ((one, one.values([sizes[i] for i in self.places])) for one in self.made)
-        return next((pair for pair in found if pair[1] is not None), None)
+        return self.questions.fitting([sizes[i] for i in self.places])
 
     monkeypatch.setattr(templates.Templates, "fitting", fitting)
 
@@ -151,9 +150,26 @@ def wrong_structures(monkeypatch):
     monkeypatch.setattr("minigraph.runtime.cuda.bind.structure_of", lambda *given: own(*given[:-1], kept))
 
 
-@pytest.mark.parametrize("bug", [wrong_conditions, wrong_constants, wrong_answers, wrong_structures])
+def wrong_branches(monkeypatch):
+    """What comes after one answer comes after any."""
+
+    def end(branch, found):
+        while branch.end is None:
+            for function, a, b, asked, known in branch.steps:
+                found.append(a if function is None else function(found[a], found[b]))
+                if asked and found[-1] != known:
+                    return None
+            branch = branch.answers[0][1]
+        return own(branch, found)
+
+    own = symbolic._end
+    monkeypatch.setattr(symbolic, "_end", end)
+
+
+@pytest.mark.parametrize("bug", [wrong_conditions, wrong_constants, wrong_answers, wrong_structures, wrong_branches])
 def test_templates_of_other_sizes_are_seen(monkeypatch, bug):
-    """Bugs: no answer is a condition; what changes is a constant; a library's answers, and structures, of others."""
+    """Bugs: no answer is a condition; what changes is a constant; answers of a library, structures, branches of others.
+    """
     bug(monkeypatch)
     with pytest.raises((AssertionError, MinigraphError, TypeError, IndexError, KeyError)):
         check_all()

@@ -8,9 +8,8 @@ from typing import Any
 from minigraph import cuda
 from minigraph.errors import raise_unknown
 from minigraph.errors.kinds import PLACE
-from minigraph.kernels.cuda.record.binder import Device
+from minigraph.kernels.cuda.record.binder import CARDS, Device
 from minigraph.kernels.cuda.record.buffer import owner
-from minigraph.kernels.cuda.record.cards import CARDS
 from minigraph.program import Operator, Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
@@ -33,6 +33,7 @@ from .joins import candidates, joins
 from .layout.graph_streams import OnStream
 from .layout.placement import ArenaLayout, place
 from .layout.units import Units, structure_of
+from .operators import Operators
 from .recording import record
 from .sizes import Siblings
 from .staging import Staging, staging_of
@@ -51,7 +52,7 @@ class BoundProgram:
     spans      for each step the range of its calls in `binder.calls`
     once       positions of calls that depend on shapes only: they run once, and `constants` holds what they write
     checks     kernels that look for NaN, and what their record says; None where nobody looks
-    order, blocks, offsets, arena_bytes, layout   see `Placement`
+    order, offsets, arena_bytes, layout   see `Placement`
     """
 
     program: Program
@@ -68,10 +69,15 @@ class BoundProgram:
     units: Units
     checks: Checks | None
     order: list[int]
-    blocks: list[tuple[Buffer, Life]]
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
     layout: ArenaLayout
+
+    @property
+    def blocks(self) -> list[tuple[Buffer, Life]]:
+        """What lies in the arena, and the numbers of the calls in order during which it is needed."""
+        placed = zip(self.offsets, self.layout.lives, strict=True)
+        return [(b, Life(b.nbytes, life.first, life.last)) for (b, _), life in placed]
 
     @property
     def live_bytes(self) -> int:
@@ -87,8 +93,11 @@ class BoundProgram:
         """Bytes of states that lie in pinned memory of the host."""
         return sum({id(b): b.nbytes for b in self.binder.paged}.values())
 
+    @cached_property
     def not_captured(self) -> tuple[int, str] | None:
         """(step, reason) where the calls cannot become a CUDA graph."""
+        if not any([call.on_host for call in self.binder.calls]):
+            return None
         for position, span in enumerate(self.spans):
             if any(self.binder.calls[i].on_host for i in span):
                 return position, "no CUDA graph of this program: the host takes part in each run"
@@ -116,7 +125,7 @@ def bind_program(
     """
     checking = options.check_nan_inf
     siblings = siblings or Siblings()
-    schedule, sharing = siblings.schedule(
+    schedule, sharing, outline = siblings.schedule(
         program, feeds, fetches, prune, _show(options), options.inplace,
         partial(sharing_of, checking=checking, inplace=options.inplace),
     )  # fmt: skip
@@ -130,9 +139,8 @@ def bind_program(
     if options.inplace:
         lay_pieces(values, sharing.reports + checking)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(
-        schedule, binder, values, settling.settle, sharing.reports, checks, siblings.earlier, siblings.templates
-    )
+    operators = Operators(binder, values, settling.settle, siblings.earlier, siblings.templates, outline)
+    recorded = record(schedule, operators, sharing.reports, checks)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
     written = {p: [values.buffers[i] for i in schedule.steps[p].written] for p in sharing.constant}
     alone = [p for p in written if all(b.owner is None for b in written[p])]
@@ -140,7 +148,7 @@ def bind_program(
     constants, constant_bytes = in_a_row(b for p in alone for b in written[p])
     staging = staging_of(recorded)
     structure, blocks = structure_of(
-        recorded, once, {id(b) for b, _ in constants}, [b for b, _ in staging.fields], siblings.structures
+        recorded, once, {id(b) for b, _ in constants}, staging, siblings.structures
     )
     units = Units(list(structure.units), blocks)
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)

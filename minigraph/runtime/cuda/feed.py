@@ -70,7 +70,7 @@ class Feeding:
         self.settle()
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
-        fixed = bound.not_captured() is not None  # the host reads values at addresses that are known now
+        fixed = bound.not_captured is not None  # the host reads values at addresses that are known now
         self.movable = {name: id(b) not in fetched and not fixed for name, b in self.targets.items()}
         self.known: dict[int, tuple[weakref.ref[Any], int]] = {}  # arrays by id, and where they lie
         self.seen: OrderedDict[Any, int] = OrderedDict()

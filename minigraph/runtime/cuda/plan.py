@@ -77,7 +77,7 @@ class CudaPlan:
             self.siblings.keep(self.schedule, self.bound.layout)  # there is room for it
             self.faults = Faults(self.bound, runtime, self.memory.staging)
             counter = self.bound.binder.counter
-            counts_runs = any(b is counter for b in self.bound.units.blocks.values())
+            counts_runs = counter in self.bound.units.blocks.values()
             address, pinned = self.memory.staging.data.ptr, self.shared.pinned
             self.feeding = Feeding(self.bound, runtime, address, counts_runs, pinned)
             self.prepare_fetches()
@@ -88,7 +88,7 @@ class CudaPlan:
         self.together = present().size > 1 and any(call.ordered for call in self.bound.binder.calls)
         self.stored = frozenset(name for step in self.schedule.steps for _, name in step.stored)
         self.refusal = None if options.capture else "allow_cuda_graph_capture is off"
-        host = self.bound.not_captured()
+        host = self.bound.not_captured
         if host is not None and options.capture:
             self.refusal = host[1]
             self.bound.binder.notes.append(host)

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from minigraph.kernels.cuda.record.symbolic import NO_SYMBOLS, SizeSymbol, Trace, Values
-from minigraph.kernels.cuda.record.templates import Templates
+from minigraph.kernels.cuda.record.templates import Templates, values_of
 from minigraph.runtime.kinds import check_accepted, inferred
 from minigraph.runtime.schedule import Layout, Schedule, Show, Step, Value, flat
 from minigraph.types import TensorType
 
+from .operators import Outline
 from .values import Sharing
 
 Share = Callable[[Schedule], Sharing]
@@ -27,11 +28,13 @@ class ScheduleTemplate:
 
     same      the values; of those that change, with sizes of no use
     changing  the numbers of these, with their shape, and where they lie in the memory that they show
+    outline   what plans that were made of it know of their operators
     """
 
     def __init__(self, trace: Trace, schedule: Schedule, sharing: Sharing) -> None:
-        self.values, self.sharing = trace.program(), sharing
+        self.sharing, self.outline = sharing, Outline()
         self.remarks = [(step, trace.text(text)) for step, text in schedule.remarks]
+        self.steps = list(trace.steps)
         self.same, self.changing = list[Value](), list[tuple[int, Holes, Holes | None]]()
         for i, v in enumerate(schedule.values):
             shape, lies = _holes(v.type.shape), None
@@ -65,8 +68,10 @@ def _sizes(holes: Holes, found: Values) -> list[int]:
 
 def resized(
     like: Schedule, feeds: Mapping[str, TensorType], show: Show, share: Share, known: Templates[ScheduleTemplate]
-) -> tuple[Schedule, Sharing] | None:  # fmt: skip
-    """What `Schedule` and `share` make of these feeds; None where values would show other memory than in `like`.
+) -> tuple[Schedule, Sharing, Outline | None] | None:  # fmt: skip
+    """What `Schedule` and `share` make of these feeds, and an Outline of plans that share buffers in the same way.
+
+    None where values would show other memory than in `like`; no Outline where none is known.
 
     like   of the same program, fetches and names of feeds, with the same `show`
     known  for these; it gets what can be kept
@@ -78,13 +83,13 @@ def resized(
         template, nodes = found
         made.values, made.remarks = template.filled(nodes), template.remarks
         made.steps = [_with_types(step, made.values) if step.typed else step for step in like.steps]
-        return made, template.sharing
+        return made, template.sharing, template.outline
     made.values = _values(like)
     if not _retyped(made, like, [feeds[name] for name in like.feeds], show):
         return None
     sharing = share(made)
     _learn(known, like, sizes, show, share, made, sharing)
-    return made, sharing
+    return made, sharing, None
 
 
 def _retyped(made: Schedule, like: Schedule, feeds: Sequence[TensorType], show: Show) -> bool:
@@ -127,8 +132,8 @@ def _learn(
         one = ScheduleTemplate(trace, made, share(made))
     except NO_SYMBOLS:
         return
-    again = one.values([symbol.value for symbol in trace.symbols])
-    if again is not None and (one.filled(again), one.remarks, one.sharing) == (found.values, found.remarks, sharing):
+    again = values_of(one, trace)
+    if (one.filled(again), one.remarks, one.sharing) == (found.values, found.remarks, sharing):
         known.keep(one)
 
 

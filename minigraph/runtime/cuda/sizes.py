@@ -23,6 +23,7 @@ from minigraph.types import TensorType
 
 from .layout.placement import ArenaLayout, Layouts
 from .layout.units import Structures
+from .operators import Outline
 from .resized import ScheduleTemplate, Share, resized
 from .values import Sharing
 
@@ -61,8 +62,9 @@ class Siblings:
     def schedule(
         self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool,
         share: Share,
-    ) -> tuple[Schedule, Sharing]:  # fmt: skip
-        """The Schedule of a program, which is that of these plans, and what `share` makes of it.
+    ) -> tuple[Schedule, Sharing, Outline | None]:  # fmt: skip
+        """The Schedule of a program, which is that of these plans, what `share` makes of it, and the outline of those
+        that share buffers in the same way.
 
         All but fetches and feeds is the same for them.
         """
@@ -71,7 +73,7 @@ class Siblings:
         made = resized(like, feeds, show, share, self.values[key]) if like is not None else None
         if made is None:
             schedule = Schedule(program, feeds, fetches, prune, show=show, inplace=inplace)
-            made = schedule, share(schedule)
+            made = schedule, share(schedule), None
         return made
 
     def keep(self, schedule: Schedule, layout: ArenaLayout) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -161,7 +160,8 @@ class Words:
 
     def elsewhere(self, place: Callable[[Buffer], Buffer]) -> Words:
         """The same with `place(buffer)` for each of its buffers."""
-        moved = copy(self)
+        moved = object.__new__(type(self))
+        vars(moved).update(vars(self))
         moved.words = [place(w) if isinstance(w, Buffer) else w for w in self.words]
         moved.buffers = [w for w in moved.words if isinstance(w, Buffer)]
         return moved

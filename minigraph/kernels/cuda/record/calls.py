@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -106,7 +106,7 @@ class Launch(Call):
         return any(arg is buffer for arg in self.args)
 
     def bound(self, runtime: Primitives) -> Run:
-        args = tuple(map(value_of, self.args))
+        args = tuple([arg if isinstance(arg, np.generic) else value_of(arg) for arg in self.args])
         return runtime.kernel(self.source, self.function, self.grid, self.block, args, self.shared, self.together)
 
 
@@ -282,6 +282,14 @@ class Choice(Call):
                 runtime.notes.append((self.step, f"{name}: {missing}"))
             return calls
         raise missing or Unsupported("no way to compute this is known")
+
+
+def are_fixed(calls: Iterable[Call]) -> bool:
+    """Whether nothing is left to choose about calls: no library has a say, and there is one way to compute the same."""
+    return all(
+        len(call.ways()) == 1 and are_fixed(call.ways()[0]) if isinstance(call, Choice)
+        else not any(one.products() for one in call.leaves()) for call in calls
+    )  # fmt: skip
 
 
 class Part(NamedTuple):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .binder import Binder
-from .buffer import Buffer, ConstantTable, owner, root_and_offset
-from .call import Call, every_call
+from .buffer import Buffer, ConstantTable, Words, owner, root_and_offset
+from .call import Call, every_call, names_of
 
 ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
 
@@ -54,6 +55,49 @@ def taken(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
+def alike(a: Any, b: Any) -> bool:
+    """Whether two calls, or values of their fields, are the same."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Buffer):
+        (root, offset), (other, begin) = root_and_offset(a), root_and_offset(b)
+        facts = [(x.shape, x.dtype, x.steps, x.alignment) for x in (a, b)]
+        return root is other and offset == begin and facts[0] == facts[1]
+    if isinstance(a, Call):
+        return all(alike(getattr(a, name), getattr(b, name)) for name in names_of(type(a)))
+    if isinstance(a, Words):
+        return alike(a.facts, b.facts)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(map(alike, a.values(), b.values()))
+    return bool(a == b)
+
+
+def pattern_of(
+    calls: Iterable[tuple[Call, Sequence[int]]], places: Mapping[int, int], scratch: int, fault: Buffer
+) -> str:  # fmt: skip
+    """Which buffers each of an operator's calls touches, reads and looks at, as a text that is kept once.
+
+    calls    each with the places of what it touches among what owns all that the operator has, as `places` has them
+    scratch  how many buffers of its own the operator has
+    """
+
+    def place(b: Buffer) -> int:
+        while id(b) not in places:  # its owner may lie in an arena by now
+            assert b.owner is not None, f"{b} is nobody's"
+            b = b.owner
+        return places[id(b)]
+
+    told = [
+        (type(call).__module__, type(call).__qualname__, [*own], [*map(place, call.reads)], call.looks_at(fault))
+        for call, own in calls
+    ]  # fmt: skip
+    return sys.intern(f"{scratch} {told}")
+
+
 class Recording:
     """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted.
 
@@ -65,10 +109,10 @@ class Recording:
 
     def __init__(
         self, key: Key, calls: Sequence[tuple[Call, Sequence[Buffer]]], given: Sequence[Buffer],
-        scratch: Sequence[Buffer], notes: list[str], fault: Buffer, wrong: str | None = None,
+        scratch: Sequence[Buffer], notes: list[str], fault: Buffer, wrong: str | None = None, pattern: str = "",
     ) -> None:  # fmt: skip
         self.key, self.calls, self.owners, self.scratch = key, calls, (*given, *scratch, fault), scratch
-        self.notes, self.wrong = notes, wrong
+        self.notes, self.wrong, self._pattern = notes, wrong, pattern
 
     @cached_property
     def by_place(self) -> tuple[list[int], list[tuple[Call, Touched]]]:
@@ -76,6 +120,15 @@ class Recording:
         ids = [id(b) for b in self.owners]
         places = {key: place for place, key in enumerate(ids)}
         return ids, [(call, Touched([places[id(b)] for b in own])) for call, own in self.calls]
+
+    @property
+    def pattern(self) -> str:
+        """See pattern_of."""
+        if not self._pattern:
+            places = {id(b): place for place, b in enumerate(self.owners)}
+            touched = [(call, [places[id(b)] for b in own]) for call, own in self.calls]
+            self._pattern = pattern_of(touched, places, len(self.scratch), self.owners[-1])
+        return self._pattern
 
 
 Earlier = dict[int, Recording]
@@ -131,14 +184,13 @@ def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
 class Key:
     """All that a bind function can tell of an operator, and what else its calls depend on (`what`)."""
 
-    __slots__ = ("_hash", "_parts", "what")
+    __slots__ = ("_parts", "sizes", "what")
 
     def __init__(self, what: tuple[Hashable, ...], given: GivenBuffers) -> None:
-        self.what, self._parts = what, (what, given.facts, given.sizes)
-        self._hash = hash((what[0], given.sizes))  # of data types it would take long
+        self.what, self.sizes, self._parts = what, given.sizes, (what, given.facts, given.sizes)
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash((self.what[0], self.sizes))  # of data types it would take long
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Key) and self._parts == other._parts
@@ -158,6 +210,7 @@ class Repeats:
         self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Key, Recording] = {}
         self._touched: dict[int, tuple[Call, Sequence[Buffer], Touched | None]] = {}  # by id of the call
+        self._late: list[tuple[tuple[Hashable, ...], GivenBuffers, dict[str, Any]]] = []  # not in `known` yet
 
     def keep(self, key: Key, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
@@ -173,22 +226,33 @@ class Repeats:
             self._touched.update((id(call), (call, roots, None)) for call, roots in touched)
 
     def remember(
-        self, key: Key, given: list[Buffer], filled: list[tuple[Call, Sequence[Buffer]]], calls: Sequence[Call],
-        notes: list[str],
-    ) -> None:  # fmt: skip
+        self, what: tuple[Hashable, ...], given: GivenBuffers, filled: list[tuple[Call, Sequence[Buffer]]],
+        calls: Sequence[Call], notes: list[str], pattern: str,
+    ) -> bool:  # fmt: skip
         """As `keep`, for calls of a template, `filled`, if they are those that run."""
-        if [id(call) for call, _ in filled] == [id(call) for call in calls]:
-            self._touched.update((id(call), (call, roots, None)) for call, roots in filled)
-            if self.binder.step not in self.binder.wrong:
-                scratch = list(self.binder.scratches[-1])
-                self.known[key] = Recording(key, filled, given, scratch, notes, self.binder.fault)
+        if len(filled) != len(calls) or any(one is not call for (one, _), call in zip(filled, calls, strict=True)):
+            return False
+        for call, roots in filled:
+            self._touched[id(call)] = call, roots, None
+        if self.binder.step not in self.binder.wrong:
+            facts = {"calls": filled, "scratch": self.binder.scratches[-1], "notes": notes, "pattern": pattern}
+            self._late.append((what, given, facts))
+        return True
+
+    def _find(self, key: Key) -> Recording | None:
+        """What an operator of this plan recorded that is like this one."""
+        for what, given, facts in self._late:
+            own = Key(what, given)
+            self.known[own] = Recording(own, given=given.roots, fault=self.binder.fault, **facts)
+        self._late.clear()
+        return self.known.get(key)
 
     def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
         binder, step = self.binder, self.binder.step
         known = self.earlier.get(step)
         if known is None or known.key != key:
-            known = self.known.get(key)
+            known = self._find(key)
             if known is None:
                 return None
             self.earlier[step] = known

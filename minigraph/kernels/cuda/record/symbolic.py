@@ -3,7 +3,7 @@
     trace = Trace((256, 784)); n, _ = trace.symbols
     blocks = -(-n // 64)                          a symbol: 4 for these sizes
     wide = n * 4 > 512                            True, and from now on a condition
-    trace.program()((200, 784))                   the values of all symbols for other sizes; None where a condition
+    program(trace)((200, 784))                    the values of all symbols for other sizes; None where a condition
                                                   does not hold
 
 What a function does depends on sizes by what it computes of them, which is noted, and by what it asks of them, a
@@ -19,8 +19,10 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from itertools import repeat
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,8 +30,10 @@ from minigraph.errors import MinigraphError
 
 NUMBERS = int, float, np.integer, np.floating
 Answer = TypeVar("Answer")
+One = TypeVar("One")
+HOLE = object()  # in the place of an argument
 DECISIONS = 1024  # answers of one function that are kept
-Values = list[Any]  # of the nodes of a trace
+Values = list[Any]  # of the nodes of a trace: sizes, then what its steps give
 NO_SYMBOLS = MinigraphError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError
 """What functions raise that take no symbols."""
 BEGIN, END = "\x02", "\x03"  # of the number of a node in a text
@@ -41,6 +45,10 @@ def _bits(value: int, _: Any) -> int:
 
 def _ceil(value: float, _: Any) -> int:
     return math.ceil(value)
+
+
+def _itself(value: Any, _: Any) -> Any:
+    return value
 
 
 class SizeSymbol:
@@ -99,8 +107,7 @@ class SizeSymbol:
 
     def _pinned(self) -> Any:
         """Its value, which is that of other sizes, too."""
-        self.trace.asked(operator.eq, self, self.value)
-        return self.value
+        return self.trace.asked(_itself, self, 0)
 
 
 def _define(name: str, function: Callable[[Any, Any], Any], asks: bool = False) -> None:
@@ -122,13 +129,25 @@ for _name in ("lt", "le", "gt", "ge"):
     _define(_name, getattr(operator, _name), asks=True)
 
 
+class TraceStep(NamedTuple):
+    """A node behind the sizes of a trace: `function` of the nodes a and b, or the number a where it is None.
+
+    asked   whether its value is an answer, on which it depends what comes next
+    """
+
+    function: Any
+    a: Any
+    b: Any
+    asked: bool
+    value: Any
+
+
 class Trace:
     """What is computed and asked of symbols, in order; `symbols` stand for the sizes that it begins with."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.symbols = [SizeSymbol(self, i, size) for i, size in enumerate(sizes)]
-        self._initial: Values = [None] * len(self.symbols)  # constants have their values
-        self._steps: list[tuple[Any, ...]] = []
+        self.steps: list[TraceStep] = []
         self._known: dict[Any, tuple[int, Any]] = {}  # (node, value) of what was computed before
 
     def computed(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -152,43 +171,19 @@ class Trace:
         for symbol in symbols_in(args):
             node, values = self._node(_followed, SizeSymbol(self, node, values), symbol, asked=False)
 
-        def decide(values: tuple[Any, ...], _: Any) -> Any:
-            return function(*with_values(args, iter(values)))
-
+        decide = Decide(function, with_values(args, repeat(HOLE)))
         answer = self._node(decide, SizeSymbol(self, node, values), 0, asked=not free)
         if not free:
             return answer[1]
-        places, whole = [answer[1]._fields.index(name) for name in free], SizeSymbol(self, *answer)
-
-        def fixed(answer: Any, _: Any) -> Any:
-            return [x for i, x in enumerate(answer) if i not in places]
-
-        self._node(fixed, whole, 0, asked=True)
+        places, whole = tuple(map(answer[1]._fields.index, free)), SizeSymbol(self, *answer)
+        self._node(AllBut(places), whole, 0, asked=True)
         symbols = [SizeSymbol(self, *self._node(_item, whole, place, asked=False)) for place in places]
         return answer[1]._replace(**dict(zip(free, symbols, strict=True)))
 
-    def program(self) -> Callable[[Sequence[int]], Values | None]:
-        """A function from other sizes to the values of all nodes; None where an answer is another one."""
-        initial, steps = list(self._initial), tuple(self._steps)
-
-        def values(sizes: Sequence[int]) -> Values | None:
-            found = initial.copy()
-            found[: len(sizes)] = sizes
-            try:
-                for at, function, a, b, condition, answer in steps:
-                    found[at] = value = function(found[a], found[b])
-                    if condition and value != answer:
-                        return None
-            except NO_SYMBOLS:  # a quotient by 0, say
-                return None
-            return found
-
-        return values
-
     @property
     def nodes(self) -> int:
-        """How many values `program` gives."""
-        return len(self._initial)
+        """How many values it has, sizes among them."""
+        return len(self.symbols) + len(self.steps)
 
     def text(self, text: str) -> str:
         """A text with the values of the symbols in it, which are those of other sizes, too."""
@@ -206,8 +201,8 @@ class Trace:
             return x.node, x.value
         key = type(x), x
         if key not in self._known:
-            self._known[key] = len(self._initial), x
-            self._initial.append(x)
+            self._known[key] = self.nodes, x
+            self.steps.append(TraceStep(None, x, 0, False, x))
         return self._known[key]
 
     def _node(self, function: Callable[[Any, Any], Any], a: Any, b: Any, asked: bool) -> tuple[int, Any]:
@@ -215,9 +210,8 @@ class Trace:
         key = function, i, j
         if key not in self._known:
             value = function(x, y)
-            self._known[key] = at, _ = len(self._initial), value
-            self._initial.append(None)
-            self._steps.append((at, function, i, j, asked, value))
+            self._known[key] = self.nodes, value
+            self.steps.append(TraceStep(function, i, j, asked, value))
         return self._known[key]
 
 
@@ -235,11 +229,31 @@ def symbols_in(args: Sequence[Any]) -> Iterator[SizeSymbol]:
 
 
 def with_values(args: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:
-    """The arguments with values in the place of their symbols, in order."""
+    """The arguments with values in the place of their symbols, or of HOLE, in order."""
     return tuple([
-        next(values) if type(arg) is SizeSymbol else with_values(arg, values) if type(arg) is tuple else arg
+        next(values) if type(arg) is SizeSymbol or arg is HOLE
+        else with_values(arg, values) if type(arg) is tuple else arg
         for arg in args
     ])  # fmt: skip
+
+
+class Decide(NamedTuple):
+    """A function of which some arguments, HOLE, are values of a trace."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def __call__(self, values: tuple[Any, ...], _: Any) -> Any:
+        return self.function(*with_values(self.args, iter(values)))
+
+
+class AllBut(NamedTuple):
+    """Takes what does not stand at these places."""
+
+    places: tuple[int, ...]
+
+    def __call__(self, answer: Any, _: Any) -> Any:
+        return tuple([x for i, x in enumerate(answer) if i not in self.places])
 
 
 def _item(values: tuple[Any, ...], place: int) -> Any:
@@ -286,3 +300,100 @@ class Scalar:
 def scalar(kind: type[np.generic], value: Any) -> Any:
     """A kernel's argument of this type: a Scalar of a SizeSymbol."""
     return Scalar(kind, value) if type(value) is SizeSymbol else kind(value)
+
+
+@dataclass(slots=True)
+class Branch(Generic[One]):
+    """Steps up to a question to which several answers came, which are no condition any more, or to the end.
+
+    answers   with what comes then;  end: what was traced, where there are none
+    """
+
+    steps: list[TraceStep]
+    end: One | None
+    answers: list[tuple[Any, Branch[One]]] = field(default_factory=list)
+
+
+class Questions(Generic[One]):
+    """Traces of one function by what they asked: which of them holds for other sizes is found on one way through.
+
+    A function does the same until an answer is another one. So its traces are a tree: what was computed up to a
+    question, then a branch for each of the answers that came.
+    They have a tree for each way to begin, of which there is one.
+    """
+
+    def __init__(self) -> None:
+        self.roots: list[Branch[One]] = []
+
+    def add(self, steps: Sequence[TraceStep], end: One) -> None:
+        """What has these steps."""
+        if not any(_grown(root, list(steps), end) for root in self.roots):
+            self.roots.append(Branch(list(steps), end))
+
+    def fitting(self, sizes: Sequence[int]) -> tuple[One, Values] | None:
+        """What was traced for sizes that have all of its answers in common with these, and the values of its nodes."""
+        for root in self.roots:
+            found = [*sizes]
+            try:
+                end = _end(root, found)
+            except NO_SYMBOLS:  # a quotient by 0, say
+                continue
+            if end is not None:
+                return end, found
+        return None
+
+
+def _end(branch: Branch[One], found: Values) -> One | None:
+    """The end to which the answers of these sizes lead, and with `found` the values of the nodes before it."""
+    while True:
+        for function, a, b, asked, known in branch.steps:
+            value = a if function is None else function(found[a], found[b])
+            found.append(value)
+            if asked and value != known:
+                return None
+        if branch.end is not None:
+            return branch.end
+        answer = found[-1]
+        for known, there in branch.answers:
+            if known == answer:
+                branch = there
+                break
+        else:
+            return None
+
+
+def _grown(branch: Branch[One], steps: list[TraceStep], end: One) -> bool:
+    """Let a tree have a way to this end, if all ways ask the same up to an answer that is another one."""
+    while True:
+        own, last = branch.steps, len(branch.steps) - 1 if branch.answers else -1
+        for at, (one, other) in enumerate(zip(own, steps, strict=False)):
+            if one[:3] != other[:3] or type(one.a) is not type(other.a) or other.asked != (one.asked or at == last):
+                return False
+            if one.asked and one.value != other.value:
+                tail = Branch(own[at + 1 :], branch.end, branch.answers)
+                branch.steps = [*own[:at], one._replace(asked=False)]
+                branch.answers, branch.end = [(one.value, tail), (other.value, Branch(steps[at + 1 :], end))], None
+                return True
+        if len(steps) < len(own) or (len(steps) > len(own) and not branch.answers):
+            return False
+        if not branch.answers:
+            branch.end = end
+            return True
+        answer, steps = steps[last].value, steps[len(own) :]
+        known = next((there for before, there in branch.answers if before == answer), None)
+        if known is None:
+            branch.answers.append((answer, Branch(steps, end)))
+            return True
+        branch = known
+
+
+def program(trace: Trace) -> Callable[[Sequence[int]], Values | None]:
+    """A function from other sizes to the values of all nodes; None where an answer is another one."""
+    own = Questions[bool]()
+    own.add(trace.steps, True)
+
+    def values(sizes: Sequence[int]) -> Values | None:
+        found = own.fitting(sizes)
+        return None if found is None else found[1]
+
+    return values

@@ -18,11 +18,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from .binder import Binder
-from .buffer import Buffer, Words, owner, root_and_offset
+from .buffer import Buffer, Words, owner
 from .call import Call, every_call, names_of
-from .calls import Choice
-from .moved import GivenBuffers, taken
-from .symbolic import NO_SYMBOLS, Scalar, SizeSymbol, Trace, Values
+from .calls import Choice, are_fixed
+from .moved import GivenBuffers, alike, pattern_of, taken
+from .symbolic import NO_SYMBOLS, Questions, Scalar, SizeSymbol, Trace, TraceStep, Values
 
 FIXED = bool, int, float, str, bytes, type(None), np.generic, np.dtype  # values that hold no symbol
 Pool = list[Any]
@@ -41,19 +41,21 @@ class CallTemplate:
     For other sizes there is a pool: the values of the trace, what is the same for all sizes, the buffers that the
     operator is given and what owns them, scratch, the record of faults. Then each thing that sizes or buffers reach,
     views, arguments, calls, is made of things that lie there before it, and lies behind them.
+
+    pattern  which buffers the calls touch: pattern_of;  fixed: whether they are those that run
     """
 
-    def __init__(self, trace: Trace, binder: Binder, given: Sequence[Buffer]) -> None:
+    def __init__(self, trace: Trace, binder: Binder, given: Sequence[Buffer], owners: Sequence[Buffer]) -> None:
         """Of the calls that `binder` has, which are those of an operator that was given these buffers."""
         self.trace, scratch = trace, binder.scratches[-1]
-        known = *given, *scratch, binder.fault
+        known = *given, *owners, *scratch, binder.fault
         self._places: dict[int, _Place] = {id(b): (_BUFFER, i) for i, b in enumerate(known)}
         roots = {id(owner(b)): i for i, b in enumerate(known)}
         self.same: list[Any] = []
         self._made: list[tuple[Callable[..., Any], list[_Place]]] = []
         shapes = [[self._place(n) for n in b.shape] for b in scratch]
         calls: list[_Place] = []
-        touched: list[list[_Place]] = []
+        touched: list[list[int]] = []
         for call in binder.calls:
             if not all(one.repeatable for one in call.leaves()):
                 raise Unfit
@@ -61,11 +63,12 @@ class CallTemplate:
             own = dict.fromkeys(id(owner(b)) for b in call.buffers())
             if not roots.keys() >= own.keys():
                 raise Unfit
-            touched.append([(_BUFFER, roots[key]) for key in own])
+            touched.append([roots[key] for key in own])
         self.notes = [trace.text(text) for _, text in binder.notes]
         self.wrong = trace.text(binder.wrong[binder.step]) if binder.step in binder.wrong else None
+        self.fixed = are_fixed(binder.calls)
         self.answers = binder.answers if any(call.products() for call in every_call(binder.calls)) else None
-        self.values = trace.program()
+        self.steps = list(trace.steps)
         starts = {_VALUE: 0, _SAME: trace.nodes, _BUFFER: trace.nodes + len(self.same)}
         starts[_MADE] = starts[_BUFFER] + len(known)
 
@@ -75,7 +78,11 @@ class CallTemplate:
         self.scratch = [(from_pool(shape), b.dtype) for shape, b in zip(shapes, scratch, strict=True)]
         self.made = [(make, from_pool(parts)) for make, parts in self._made]
         self.calls = from_pool(calls)
-        self.touched = [from_pool(own) for own in touched]
+        self.touched = [from_pool([(_BUFFER, place) for place in own]) for own in touched]
+        first = len(given)
+        places = {key: place - first for key, place in roots.items()}
+        among = [(call, [place - first for place in own]) for call, own in zip(binder.calls, touched, strict=True)]
+        self.pattern = pattern_of(among, places, len(scratch), binder.fault)
         del self._places, self._made  # they have symbols
 
     def filled(
@@ -167,11 +174,11 @@ def _words(kind: type[Words], names: Sequence[str], *facts: Any) -> Words:
 
 
 def template(
-    bind: Bind, binder: Binder, given: GivenBuffers, trace: Trace, shapes: Sequence[Any]
+    bind: Bind, binder: Binder, given: GivenBuffers, trace: Trace, shapes: Sequence[Any], opened: bool = False
 ) -> CallTemplate | None:  # fmt: skip
     """A CallTemplate of the operator that `binder` has bound last; None where there is none.
 
-    bind     records its calls again
+    bind     records its calls again;  opened: of a Choice that is fixed its calls were taken
     shapes   for each of `given` its (offset, shape, steps) with symbols of the trace
     """
     stand_ins, outside = _stand_ins(given.buffers, shapes, binder.outside)
@@ -185,10 +192,12 @@ def template(
     )  # fmt: skip
     try:
         bind(again, given_again)
+        if opened:
+            again.calls = [one for call in again.calls for one in call.opened()]
         special = again.tables or again.arenas or again.managed or again.paged or binder.managed or binder.paged
         if special or again.wrong.keys() - {binder.step} != before.keys():
             return None
-        return CallTemplate(trace, again, [stand_ins[id(b)] for b in (*given.buffers, *given.roots)])
+        return CallTemplate(trace, again, given_again, [stand_ins[id(b)] for b in given.roots])
     except (*NO_SYMBOLS, Unfit):
         return None
 
@@ -213,35 +222,23 @@ def _stand_ins(
     return made, frozenset([id(new) for old, new in made.items() if old in outside])
 
 
-def alike(a: Any, b: Any) -> bool:
-    """Whether two calls, or values of their fields, are the same."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Buffer):
-        (root, offset), (other, begin) = root_and_offset(a), root_and_offset(b)
-        facts = [(x.shape, x.dtype, x.steps, x.alignment) for x in (a, b)]
-        return root is other and offset == begin and facts[0] == facts[1]
-    if isinstance(a, Call):
-        return all(alike(getattr(a, name), getattr(b, name)) for name in names_of(type(a)))
-    if isinstance(a, Words):
-        return alike(a.facts, b.facts)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(alike, a, b))
-    if isinstance(a, Mapping):
-        return list(a) == list(b) and all(map(alike, a.values(), b.values()))
-    return bool(a == b)
-
-
 Sizes = tuple[int, ...]
-SAMPLES, MADE, IDLE = 4, 16, 12  # sizes that tell which of them change; templates of an operator; misses more than hits
+SAMPLES, MADE, IDLE = 4, 64, 12  # sizes that tell which of them change; templates of an operator; misses more than hits
 
 
 class Template(Protocol):
-    """What holds for sizes that `values` gives the values of symbols for."""
+    """What holds for sizes of which `steps` ask the same."""
 
-    values: Callable[[Sequence[int]], Values | None]
+    steps: list[TraceStep]
+
+
+def values_of(one: Template, trace: Trace) -> Values:
+    """The values of a template's nodes for the sizes of the trace that it was made of."""
+    alone = Questions[Any]()
+    alone.add(one.steps, one)
+    found = alone.fitting([symbol.value for symbol in trace.symbols])
+    assert found is not None
+    return found[1]
 
 
 One = TypeVar("One", bound=Template)
@@ -257,22 +254,20 @@ class Templates(Generic[One]):
         self.samples: list[Sizes] = []
         self.numbers: list[int] = []  # of the symbol that each size is; -1 for constants
         self.places: list[int] = []  # of a size that is the symbol
-        self.made: list[One] = []
+        self._alike: Callable[[Sequence[int]], Sequence[int]] = tuple  # takes sizes like the last of `samples`
+        self.made: dict[int, One] = {}  # by id, the one that was of use last at the end
+        self.questions = Questions[One]()
         self.idle = 0
 
     def fitting(self, sizes: Sizes) -> tuple[One, Values] | None:
         """A template for these sizes, and the values of its symbols."""
         if not self.made or not self.vary_alike(sizes):
             return None
-        chosen = [sizes[i] for i in self.places]
-        for at, one in enumerate(self.made):
-            values = one.values(chosen)
-            if values is not None:
-                self.idle = max(0, self.idle - 2)
-                if at:
-                    self.made.insert(0, self.made.pop(at))
-                return one, values
-        return None
+        found = self.questions.fitting([sizes[i] for i in self.places])
+        if found is not None:
+            self.idle = max(0, self.idle - 2)
+            self.made[id(found[0])] = self.made.pop(id(found[0]))
+        return found
 
     def trace(self, sizes: Sizes) -> tuple[Trace, list[Any]] | None:
         """A trace of what changes, and the sizes with its symbols; None where no template shall be made.
@@ -282,13 +277,15 @@ class Templates(Generic[One]):
         self.idle += 1
         if not self.samples or not self.vary_alike(sizes):
             self.samples = [*self.samples, sizes][-SAMPLES:]
-            self.made.clear()
+            self.made, self.questions = {}, Questions()
             numbers: dict[Sizes, int] = {}
             self.numbers = [-1] * len(sizes) if len(self.samples) == 1 else [
                 numbers.setdefault(column, len(numbers)) if len({*column}) > 1 else -1
                 for column in zip(*self.samples, strict=True)
             ]  # fmt: skip
             self.places = [self.numbers.index(n) for n in range(len(numbers))]
+            own = len(sizes)
+            self._alike = taken([own + i if n < 0 else self.places[n] for i, n in enumerate(self.numbers)])
             return None
         if not self.places or self.idle > IDLE:
             return None
@@ -297,14 +294,18 @@ class Templates(Generic[One]):
 
     def keep(self, one: One) -> None:
         """Another template, in the place of the one that was of no use for longest."""
-        self.made = [one, *self.made[: MADE - 1]]
+        if len(self.made) >= MADE:
+            del self.made[next(iter(self.made))]
+            self.questions = Questions()
+            for other in self.made.values():
+                self.questions.add(other.steps, other)
+        self.made[id(one)] = one
+        self.questions.add(one.steps, one)
 
     def vary_alike(self, sizes: Sizes) -> bool:
         """Whether what is taken for a constant is that here, and what is one symbol has one value."""
-        first, places = self.samples[-1], self.places
-        return list(sizes) == [
-            size if n < 0 else sizes[places[n]] for n, size in zip(self.numbers, first, strict=True)
-        ]  # fmt: skip
+        first = self.samples[-1]
+        return len(sizes) == len(first) and self._alike(sizes + first) == sizes
 
 
 Known = dict[int, tuple[Any, Templates[CallTemplate]]]
@@ -330,8 +331,9 @@ class Resized:
 
     def filled(
         self, templates: Templates[CallTemplate], given: GivenBuffers
-    ) -> list[tuple[Call, Sequence[Buffer]]] | None:  # fmt: skip
-        """The operator's calls, each with the owners of what it touches; None where no template fits."""
+    ) -> tuple[CallTemplate, list[tuple[Call, Sequence[Buffer]]]] | None:  # fmt: skip
+        """A template and the operator's calls, each with the owners of what it touches; None where no template fits.
+        """
         found = templates.fitting(given.sizes)
         if found is None:
             return None
@@ -345,16 +347,18 @@ class Resized:
             self.binder.wrong[self.binder.step] = one.wrong
         for text in one.notes:
             self.binder.note(text)
-        return filled
+        return one, filled
 
     def learn(
         self, templates: Templates[CallTemplate], given: GivenBuffers, bind: Bind, calls: Sequence[Call],
-        notes: Sequence[str],
+        notes: Sequence[str], opened: bool = False,
     ) -> None:  # fmt: skip
         """Keep a template of these calls, which `bind` has just recorded, if there is one that gives them."""
         traced, own = templates.trace(given.sizes), given.buffers
-        made = None if traced is None else template(bind, self.binder, given, traced[0], with_sizes(own, traced[1]))
-        if made is None or traced is None:
+        if traced is None:
+            return
+        made = template(bind, self.binder, given, traced[0], with_sizes(own, traced[1]), opened)
+        if made is None:
             return
         scratch = iter(self.binder.scratches[-1])
 
@@ -363,8 +367,7 @@ class Resized:
             return there if (there.shape, there.dtype) == (shape, dtype) else Buffer(shape, dtype)
 
         try:
-            values = made.values([symbol.value for symbol in traced[0].symbols])
-            assert values is not None
+            values = values_of(made, traced[0])
             again = [call for call, _ in made.filled(values, [*own, *given.roots], same, self.binder.fault)]
         except StopIteration:
             return

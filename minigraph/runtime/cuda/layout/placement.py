@@ -113,13 +113,11 @@ class Placement(NamedTuple):
     """The order of the calls and the places of temporary values.
 
     order     positions of calls in the order in which they run
-    blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena
-    offsets   (buffer, offset) of the same; a run does not keep its content
+    offsets   (buffer, offset) of what lies in the arena; a run does not keep its content
     layout    the ArenaLayout that says so, which may be that of a larger plan
     """
 
     order: list[int]
-    blocks: list[tuple[Buffer, Life]]
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
     layout: ArenaLayout
@@ -150,10 +148,9 @@ def place(
         own = {*asked.own}
         outside = {n: b.nbytes for n, b in units.blocks.items() if n not in own}
         there = _laid_out(asked, sizes, pieces, outside, room)
-    own_lives = [Life(nbytes, life.first, life.last) for nbytes, life in zip(pieces, there.lives, strict=True)]
     offsets = list(zip(roots, there.offsets, strict=True))
-    end = max((at + rounded(nbytes) for nbytes, at in zip(pieces, there.offsets, strict=True)), default=0)
-    return Placement(there.order, list(zip(roots, own_lives, strict=True)), offsets, end, there)
+    end = max([at + rounded(nbytes) for nbytes, at in zip(pieces, there.offsets, strict=True)], default=0)
+    return Placement(there.order, offsets, end, there)
 
 
 def _asked(

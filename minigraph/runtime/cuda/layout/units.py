@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
+from minigraph.kernels.cuda.record.moved import taken
 from minigraph.runtime.cuda.guards import Told, check_guards, guards, tell_guards, told_guards
 from minigraph.runtime.cuda.recording import Recorded
+from minigraph.runtime.cuda.staging import Staging
 
 from .order import Unit
 
@@ -44,21 +47,46 @@ Structures = dict[Any, Structure]  # by all that they follow from
 
 
 def structure_of(
-    recorded: Recorded, once: Collection[int], constants: Collection[int], staged: Iterable[Buffer], known: Structures
+    recorded: Recorded, once: frozenset[int], constants: Collection[int], staging: Staging, known: Structures
 ) -> tuple[Structure, dict[int, Buffer]]:  # fmt: skip
     """What follows from which buffers the calls touch, and these by their numbers; guards are told, too.
 
     once       calls that do not belong to a run;  constants: ids of the buffers that they write before
-    staged     buffers that travel between host and GPU in one copy
     known      those of plans of the same program for other sizes
     """
-    binder = recorded.binder
+    binder, outline = recorded.binder, recorded.outline
     if binder.tables or binder.arenas:
         check_guards(recorded)
         told = told_guards(recorded)
         tell_guards(recorded, told)
         made = _units(recorded, constants)
         return Structure(made.units, told), made.blocks
+    if outline is None:
+        return _of_touched(recorded, once, constants, [b for b, _ in staging.fields], known)
+    results = any(b.size for b, _ in recorded.values.results)
+    key = (
+        recorded.schedule.lineage, recorded.patterns, tuple(binder.wrong), recorded.last, results, staging.held, once,
+        len(constants),
+    )  # fmt: skip
+    there, buffers = outline.structures.get(key), [*recorded.values.buffers, *chain.from_iterable(binder.scratches)]
+    if there is None:
+        structure, blocks = _of_touched(recorded, once, constants, [b for b, _ in staging.fields], known)
+        places = {id(b): place for place, b in enumerate(buffers)}
+        if places.keys() >= {id(b) for b in blocks.values()}:
+            if len(outline.structures) >= STRUCTURES_KEPT:
+                outline.structures.clear()
+            outline.structures[key] = structure, taken([places[id(b)] for b in blocks.values()])
+        return structure, blocks
+    structure, take = there
+    tell_guards(recorded, structure.told)
+    return structure, dict(enumerate(take(buffers)))
+
+
+def _of_touched(
+    recorded: Recorded, once: Collection[int], constants: Collection[int], staged: Iterable[Buffer], known: Structures
+) -> tuple[Structure, dict[int, Buffer]]:  # fmt: skip
+    """As `structure_of`, by the buffers that the calls touch; `staged` are those that travel in one copy."""
+    binder = recorded.binder
     owners_of, calls, values = recorded.repeats.owners_of, binder.calls, recorded.values
     touched = [owners_of(call) for call in calls]
     by_id = {id(b): b for own in touched for b in own}
