@@ -78,12 +78,16 @@ def _(rng):
 
 
 @op(traits={"elementwise"}, cuda="Condition ? X : Y")
-def where(Condition, X, Y):
+def where(Condition, X, Y, *, out=None):
     """X where Condition, else Y; all three broadcast as in NumPy.
 
     Condition is bool; X and Y have one data type.
     """
-    return np.where(Condition, X, Y)
+    if out is None or out[0] is None:
+        return np.where(Condition, X, Y)
+    np.copyto(out[0], Y)
+    np.copyto(out[0], X, where=Condition)
+    return out[0]
 
 
 @where.infer

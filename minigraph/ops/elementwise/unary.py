@@ -325,9 +325,12 @@ def _converted(attrs):
 
 
 @op(traits={"elementwise"}, cuda=_converted)
-def cast(X, *, dtype: DTypeAttr):
+def cast(X, *, dtype: DTypeAttr, out=None):
     """X with another data type. Floats lose their fraction on the way to ints; not zero is True."""
-    return X.astype(dtype)
+    if out is None or out[0] is None:
+        return X.astype(dtype)
+    np.copyto(out[0], X, casting="unsafe")
+    return out[0]
 
 
 @cast.infer

@@ -101,12 +101,13 @@ def require_ints(name: str, t: TensorType) -> None:
     require(t.dtype in INTS, f"{name} must hold integers, is {t.dtype}", DTypeError, f"cast {name} to int64")
 
 
-def add_rows(index: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
+def add_rows(index: np.ndarray, rows: np.ndarray, size: int, out: np.ndarray | None = None) -> np.ndarray:
     """Out[v] = the sum of rows[i] over all i with index[i] == v; Out has `size` rows.
 
     A stable sort brings equal indices together: the same bits in every run.
     """
-    total = np.zeros((size, *rows.shape[1:]), rows.dtype)
+    total = np.empty((size, *rows.shape[1:]), rows.dtype) if out is None else out
+    total.fill(0)
     if index.size:
         order = np.argsort(index, kind="stable")
         in_order = index[order].astype(np.intp, copy=False)
@@ -188,13 +189,16 @@ def _(rng):
 
 
 @op(traits={"nondifferentiable", "reports"}, gpu="movement.index")
-def one_hot(X, *, depth: int, dtype: DTypeAttr = float32):
+def one_hot(X, *, depth: int, dtype: DTypeAttr = float32, out=None):
     """Out[..., k] = 1 where X[...] == k, else 0; X holds integers in [0, depth), others are a KernelError.
 
     ONNX's OneHot gives a row of zeros for them and counts negative ones from the back.
     """
     require_index(X, 0, depth, "class")
-    return np.equal(X[..., None], np.arange(depth)).astype(dtype)
+    Out = np.empty((*X.shape, depth), dtype) if out is None or out[0] is None else out[0]
+    Out.fill(0)
+    np.put_along_axis(Out, X[..., None].astype(np.intp, copy=False), 1, axis=-1)
+    return Out
 
 
 @one_hot.infer

@@ -117,11 +117,10 @@ class Plan:
         ]
         kernel = opdef.cpu_kernel
         touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
-        if any(dtype in LOW_PRECISION for dtype in touched):
-            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs])
-            return BoundStep(step, kernel, _gathered(inputs), attrs, None)
         unplanned = [each(slot, lambda _: None) for slot in step.outputs]
         out = unplanned if "out" in opdef.injected else None
+        if any(dtype in LOW_PRECISION for dtype in touched):
+            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs])
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
@@ -353,17 +352,25 @@ def _in_float32(kernel: Callable[..., Any], types: list[Any]) -> Callable[..., A
             return [up(v) for v in x]
         return x.astype(float32) if x is not None and x.dtype in LOW_PRECISION else x
 
-    def down(x: Any, t: Any) -> Any:
+    def down(x: Any, t: Any, to: Any) -> Any:
         if isinstance(t, list):
-            return [down(v, s) for v, s in zip(x, t, strict=True)]
-        return None if t is None else np.asarray(x).astype(t.dtype, copy=False)
+            return [down(*each) for each in zip(x, t, to or [None] * len(t), strict=True)]
+        if t is None or to is None:
+            return None if t is None else np.asarray(x).astype(t.dtype, copy=False)
+        np.copyto(to, x, casting="unsafe")  # all is read by now, whatever it is written over
+        return to
 
-    def run(*args: Any, **attrs: Any) -> Any:
+    def run(*args: Any, out: Sequence[Any] | None = None, **attrs: Any) -> Any:
         results = kernel(*[up(a) for a in args], **attrs)
         if len(types) == 1:
-            return down(results, types[0])
-        return tuple(down(r, t) for r, t in zip(results, types, strict=True))
+            return down(results, types[0], out and out[0])
+        return tuple(down(*each) for each in zip(results, types, out or [None] * len(types), strict=True))
 
+    def may_overwrite(*inputs: Any, **attrs: Any) -> list[range]:
+        return [range(len(flat(inputs[:1])))] * len(flat(types))
+
+    if hasattr(kernel, "may_overwrite"):
+        run.may_overwrite = may_overwrite  # type: ignore[attr-defined]
     return run
 
 
