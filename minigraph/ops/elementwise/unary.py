@@ -299,7 +299,7 @@ def _inside(attrs):
 
 
 @op("X_grad", of=clip, traits={"elementwise"}, cuda=_inside)
-def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None):
+def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None, out=None):
     """Out_grad where min < X < max, else 0: none at the bounds, as in Paddle."""
     low, high = _bounds(X, min, max)
     inside = np.ones(X.shape, bool)
@@ -307,7 +307,7 @@ def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None
         inside &= low < X
     if high is not None:
         inside &= high > X
-    return masked(Out_grad, inside)
+    return masked(Out_grad, inside, out[0] if out else None)
 
 
 @clip_grad.grad

@@ -12,14 +12,14 @@ from .index import add_rows, require_index, require_ints
 
 
 @op(traits={"reports"}, gpu="movement.index")
-def embedding(Ids, W, *, padding_idx: int | None = None):
+def embedding(Ids, W, *, padding_idx: int | None = None, out=None):
     """Out[...] = W[Ids[...]]; where Ids is padding_idx the row is zero and has no gradient.
 
     Ids of any rank, integers in [0, rows of W), others are a KernelError: a negative one does not
     count from the back. A negative padding_idx does.
     """
     require_index(Ids, 0, W.shape[0], "id")
-    Out = W[Ids]
+    Out = np.take(W, Ids, axis=0, out=out[0] if out else None, mode="clip")  # "raise" would copy Out
     if padding_idx is not None:
         Out[Ids == padding_idx % W.shape[0]] = 0
     return Out

@@ -10,6 +10,7 @@ from minigraph.errors import AttrError, DTypeError, require
 from minigraph.errors.kinds import INDEX, RANK
 from minigraph.kernels.cuda.record.views import sliced
 from minigraph.opdef import DTypeAttr, Ints, op
+from minigraph.ops.elementwise.elementwise import destination
 from minigraph.types import INTS, TensorType, float32, normalize_axes, normalize_axis
 
 
@@ -74,10 +75,12 @@ def _(rng):
 
 @op("X_grad", of=slice, no_need_buffer={"X"}, gpu="movement.movement")
 def slice_grad(
-    X, Out_grad, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = ()
+    X, Out_grad, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = (),
+    out=None,
 ):  # fmt: skip
     """Zeros in the shape of X with Out_grad where the slice was taken."""
-    X_grad = np.zeros(X.shape, Out_grad.dtype)
+    X_grad = destination(out, X)
+    X_grad.fill(0)
     part = X_grad[(*sections(X.ndim, axes, starts, ends, steps), ...)]
     part[...] = Out_grad.reshape(part.shape)
     return X_grad
@@ -117,7 +120,7 @@ def add_rows(index: np.ndarray, rows: np.ndarray, size: int, out: np.ndarray | N
 
 
 @op(traits={"reports"}, gpu="movement.index")
-def gather(X, Index, *, axis: int = 0):
+def gather(X, Index, *, axis: int = 0, out=None):
     """The slices of X at positions Index along `axis`: Out has Index's shape in place of that axis.
 
     Index is an integer array of any rank, as in ONNX (Paddle takes rank 1); negative ones count
@@ -125,7 +128,7 @@ def gather(X, Index, *, axis: int = 0):
     """
     size = X.shape[axis]
     require_index(Index, -size, size, "index")
-    return np.take(X, Index, axis=axis)
+    return np.take(X, Index, axis=axis, out=out[0] if out else None, mode="wrap")  # "raise" would copy Out
 
 
 @gather.infer
@@ -145,14 +148,16 @@ def _(rng):
 
 
 @op("X_grad", of=gather, traits={"reports"}, no_need_buffer={"X"}, gpu="movement.index")
-def gather_grad(X, Index, Out_grad, *, axis: int = 0):
+def gather_grad(X, Index, Out_grad, *, axis: int = 0, out=None):
     """Each slice of X is given the sum of Out_grad over the positions that picked it."""
     axis = axis % X.ndim
     require_index(Index, -X.shape[axis], X.shape[axis], "index")
     picked = np.moveaxis(Out_grad.reshape((*X.shape[:axis], Index.size, *X.shape[axis + 1 :])), axis, 0)
     index = Index.reshape(-1).astype(np.intp)
     index[index < 0] += X.shape[axis]
-    return np.ascontiguousarray(np.moveaxis(add_rows(index, picked, X.shape[axis]), 0, axis))
+    X_grad = destination(out, X)
+    add_rows(index, picked, X.shape[axis], np.moveaxis(X_grad, axis, 0))
+    return X_grad
 
 
 @gather_grad.grad

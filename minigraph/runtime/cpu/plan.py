@@ -117,10 +117,10 @@ class Plan:
         ]
         kernel = opdef.cpu_kernel
         touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
-        unplanned = [each(slot, lambda _: None) for slot in step.outputs]
-        out = unplanned if "out" in opdef.injected else None
-        if any(dtype in LOW_PRECISION for dtype in touched):
+        low = opdef.shows is None and any(dtype in LOW_PRECISION for dtype in touched)
+        if low:
             kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs])
+        out = [each(slot, lambda _: None) for slot in step.outputs] if low or "out" in opdef.injected else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
