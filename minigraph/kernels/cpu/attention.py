@@ -303,7 +303,8 @@ def forward(
     Out, Sums = out or (None, None)
     Out = np.empty((*Q.shape[:-1], V.shape[-1]), Q.dtype) if Out is None else Out
     if "LogSumExp" in needs and Sums is None:
-        Sums = np.empty(Q.shape[:-1] if call.rank == 3 else (Q.shape[0], call.heads * call.groups, call.queries), Q.dtype)
+        heads = () if call.rank == 3 else (call.heads * call.groups,)
+        Sums = np.empty((Q.shape[0], *heads, call.queries), Q.dtype)
     out, log_sum = call.view(Out), None if Sums is None else Sums.reshape(call.q.shape[:-1])
     for block in call.blocks():
         b, h, i = block

@@ -39,7 +39,8 @@ def check_finite_and_unscale(X: Arrays, Scale, *, needs=frozenset({"Out"}), out=
 
 def _divided(x: np.ndarray, to: np.ndarray | None, scale: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return np.asarray(np.divide(x, scale, out=to, dtype=state_dtype(x.dtype), casting="unsafe")).astype(x.dtype, copy=False)
+        quotient = np.divide(x, scale, out=to, dtype=state_dtype(x.dtype), casting="unsafe")
+    return np.asarray(quotient).astype(x.dtype, copy=False)
 
 
 def _is_number(type: TensorType) -> bool:
