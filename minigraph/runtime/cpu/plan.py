@@ -118,9 +118,10 @@ class Plan:
         kernel = opdef.cpu_kernel
         touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
         low = opdef.shows is None and any(dtype in LOW_PRECISION for dtype in touched)
+        writes = "out" in opdef.injected
         if low:
-            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs])
-        out = [each(slot, lambda _: None) for slot in step.outputs] if low or "out" in opdef.injected else None
+            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs], writes)
+        out = [each(slot, lambda _: None) for slot in step.outputs] if low or writes else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
@@ -344,32 +345,47 @@ def _stand_in(type: TensorType) -> np.ndarray:
     return np.broadcast_to(np.zeros((), type.dtype), type.shape)
 
 
-def _in_float32(kernel: Callable[..., Any], types: list[Any]) -> Callable[..., Any]:
-    """16-bit floats are storage: compute in float32, round the results once."""
+def _in_float32(kernel: Callable[..., Any], types: list[Any], writes: bool) -> Callable[..., Any]:
+    """16-bit floats are storage: compute in float32, round the results once, into the given arrays.
+
+    writes   whether the kernel takes `out`: results of other types are its own business then
+    """
 
     def up(x: Any) -> Any:
         if isinstance(x, list):
             return [up(v) for v in x]
         return x.astype(float32) if x is not None and x.dtype in LOW_PRECISION else x
 
+    def own(t: Any, to: Any) -> Any:
+        if isinstance(t, list):
+            return [own(*pair) for pair in zip(t, to, strict=True)]
+        return to if t is not None and t.dtype not in LOW_PRECISION else None
+
     def down(x: Any, t: Any, to: Any) -> Any:
         if isinstance(t, list):
-            return [down(*each) for each in zip(x, t, to or [None] * len(t), strict=True)]
-        if t is None or to is None:
-            return None if t is None else np.asarray(x).astype(t.dtype, copy=False)
+            return [down(*each) for each in zip(x, t, to, strict=True)]
+        if t is None:
+            return None
+        x = np.asarray(x)
+        if to is None or (writes and t.dtype not in LOW_PRECISION):
+            return x.astype(t.dtype, copy=False)
         np.copyto(to, x, casting="unsafe")  # all is read by now, whatever it is written over
         return to
 
-    def run(*args: Any, out: Sequence[Any] | None = None, **attrs: Any) -> Any:
+    def run(*args: Any, out: Sequence[Any], **attrs: Any) -> Any:
+        if writes:
+            attrs["out"] = tuple(own(*pair) for pair in zip(types, out, strict=True))
         results = kernel(*[up(a) for a in args], **attrs)
         if len(types) == 1:
-            return down(results, types[0], out and out[0])
-        return tuple(down(*each) for each in zip(results, types, out or [None] * len(types), strict=True))
+            return down(results, types[0], out[0])
+        return tuple(down(*each) for each in zip(results, types, out, strict=True))
 
-    def may_overwrite(*inputs: Any, **attrs: Any) -> list[range]:
-        return [range(len(flat(inputs[:1])))] * len(flat(types))
+    def may_overwrite(X: list[TensorType], *others: Any, **attrs: Any) -> list[Sequence[int]]:
+        wide = [[t.with_dtype(float32) if t.dtype in LOW_PRECISION else t for t in s] if s else s for s in (X, *others)]
+        found = ask(*wide, **attrs) or [()] * len(flat(types))
+        return [range(len(X)) if t.dtype in LOW_PRECISION else o for t, o in zip(flat(types), found, strict=True)]
 
-    if hasattr(kernel, "may_overwrite"):
+    if (ask := getattr(kernel, "may_overwrite", None)) is not None:
         run.may_overwrite = may_overwrite  # type: ignore[attr-defined]
     return run
 
