@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,11 @@ class AddressRange:
     def __init__(self) -> None:
         self.range: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
+
+    @cached_property
+    def scratch(self) -> AddressRange:
+        """Memory beside it for what a step needs while it runs, of which no plan keeps anything."""
+        return AddressRange()
 
     def buffers(self, lives: Sequence[Life]) -> tuple[list[np.ndarray], int]:
         """(arrays of so many bytes, how many all of them take), as `placed` says. Their content is undefined."""

@@ -27,12 +27,12 @@ from minigraph.runtime import profiling
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
-from minigraph.types import TensorType, bfloat16, float16, float32
+from minigraph.types import TensorType
 
 from .buffers import assign_buffers
+from .in_float32 import LOW_PRECISION, WideInputs, in_float32
 from .memory import LARGE, PAGE, AddressRange, pages
 
-LOW_PRECISION = frozenset({float16, bfloat16})
 Lasting = tuple[Callable[..., None], list[tuple[int, np.ndarray]], list[int]]  # as in ScopeFacts
 
 
@@ -94,13 +94,17 @@ class Plan:
         self.program, self.seed, self.options = program, seed, options
         self.schedule = Schedule(program, feeds, fetches, prune, inplace=options.inplace)
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
+        self.wide = WideInputs()
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
         self.large = any(_may_use_threads_of_blas(bound, self.values) for bound in self.steps)
         self.facts_in: weakref.WeakKeyDictionary[Scope, ScopeFacts] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
-        self.buffers, self.nbytes = _assigned(self, (arena or AddressRange()) if placed else None)
+        arena = arena or AddressRange()
+        self.buffers, self.nbytes = _assigned(self, arena if placed else None)
+        if placed:
+            self.wide.place(arena)
         for bound in self.steps:
             if bound.out is not None:
                 bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])
@@ -120,7 +124,9 @@ class Plan:
         low = opdef.shows is None and any(dtype in LOW_PRECISION for dtype in touched)
         writes = "out" in opdef.injected
         if low:
-            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs], writes)
+            kernel = in_float32(kernel, [self.schedule.types(o) for o in step.outputs], writes, self.wide)
+            given = [self.values[i].type if isinstance(i, int) else i for i in flat(step.inputs)]
+            self.wide.make_room(given)
         out = [each(slot, lambda _: None) for slot in step.outputs] if low or writes else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
@@ -343,51 +349,6 @@ def _arrays_of(slots: Sequence[Any], env: list[Any]) -> list[Any]:
 def _stand_in(type: TensorType) -> np.ndarray:
     """An array with the shape and type of a value that is not read; it holds one zero."""
     return np.broadcast_to(np.zeros((), type.dtype), type.shape)
-
-
-def _in_float32(kernel: Callable[..., Any], types: list[Any], writes: bool) -> Callable[..., Any]:
-    """16-bit floats are storage: compute in float32, round the results once, into the given arrays.
-
-    writes   whether the kernel takes `out`: results of other types are its own business then
-    """
-
-    def up(x: Any) -> Any:
-        if isinstance(x, list):
-            return [up(v) for v in x]
-        return x.astype(float32) if x is not None and x.dtype in LOW_PRECISION else x
-
-    def own(t: Any, to: Any) -> Any:
-        if isinstance(t, list):
-            return [own(*pair) for pair in zip(t, to, strict=True)]
-        return to if t is not None and t.dtype not in LOW_PRECISION else None
-
-    def down(x: Any, t: Any, to: Any) -> Any:
-        if isinstance(t, list):
-            return [down(*each) for each in zip(x, t, to, strict=True)]
-        if t is None:
-            return None
-        x = np.asarray(x)
-        if to is None or (writes and t.dtype not in LOW_PRECISION):
-            return x.astype(t.dtype, copy=False)
-        np.copyto(to, x, casting="unsafe")  # all is read by now, whatever it is written over
-        return to
-
-    def run(*args: Any, out: Sequence[Any], **attrs: Any) -> Any:
-        if writes:
-            attrs["out"] = tuple(own(*pair) for pair in zip(types, out, strict=True))
-        results = kernel(*[up(a) for a in args], **attrs)
-        if len(types) == 1:
-            return down(results, types[0], out[0])
-        return tuple(down(*each) for each in zip(results, types, out, strict=True))
-
-    def may_overwrite(X: list[TensorType], *others: Any, **attrs: Any) -> list[Sequence[int]]:
-        wide = [[t.with_dtype(float32) if t.dtype in LOW_PRECISION else t for t in s] if s else s for s in (X, *others)]
-        found = ask(*wide, **attrs) or [()] * len(flat(types))
-        return [range(len(X)) if t.dtype in LOW_PRECISION else o for t, o in zip(flat(types), found, strict=True)]
-
-    if (ask := getattr(kernel, "may_overwrite", None)) is not None:
-        run.may_overwrite = may_overwrite  # type: ignore[attr-defined]
-    return run
 
 
 def _arrays(args: Sequence[Any]) -> Iterator[np.ndarray]:
