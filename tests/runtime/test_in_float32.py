@@ -7,6 +7,7 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
+from minigraph.kernels.cpu.fused_blocks import in_blocks, recipe
 from minigraph.opdef import get_op
 from minigraph.program import unique_name
 from minigraph.runtime.cpu import in_float32 as module
@@ -57,7 +58,8 @@ def test_a_wider_result_is_written_by_the_kernel_itself(dtype):
 
 
 def test_lists_are_rounded_each_into_its_own_memory():
-    (dtype, *_), xs = LOW, [low(LOW[0], seed) for seed in range(3)]
+    dtype = LOW[0]
+    xs = [abs(low(dtype, seed)) for seed in range(3)]
     goals = [np.empty(SHAPE, dtype), None, np.empty(SHAPE, dtype)]
     run = made("foreach_sqrt", [[TensorType(SHAPE, dtype)] * 3], xs)
     with np.errstate(invalid="ignore"):
@@ -121,3 +123,13 @@ def test_views_of_16_bits_are_views():
     (found,) = static.Executor().run(main, feeds, [out], scope=static.Scope())
     doubled = (feeds["x"].astype(float32) * 2).astype(LOW[0])
     np.testing.assert_array_equal(found, doubled.T[1:3].reshape(8))
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_a_cast_inside_a_fused_operator_rounds_in_blocks_too(dtype):
+    """Its value is float32 there, and must not be written as such without being rounded."""
+    x = np.random.default_rng(3).standard_normal((1500, 700)).astype(float32)
+    body = [f"t0 = cast(X=x0) {{dtype={dtype.name}}}", "t1 = scale(X=t0) {scale=2.0}", "y0 = elementwise_add(X=t1, Y=x0)"]
+    assert len(recipe(tuple(body), (TensorType(x.shape, x.dtype),), ()).blocks) > 1
+    (found,) = in_blocks([x], body=body)
+    np.testing.assert_array_equal(found, x.astype(dtype).astype(float32) * 2 + x)
