@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,15 @@ def in_float32(kernel: Callable[..., Any], types: list[Any], writes: bool, input
             return down(results, types[0], out[0])
         return tuple(down(*each) for each in zip(results, types, out, strict=True))
 
-    def may_overwrite(X: list[TensorType], *others: Any, **attrs: Any) -> list[Sequence[int]]:
-        wide = [[t.with_dtype(float32) if t.dtype in LOW_PRECISION else t for t in s] if s else s for s in (X, *others)]
-        found = ask(*wide, **attrs) or [()] * len(flat(types))
-        return [range(len(X)) if t.dtype in LOW_PRECISION else o for t, o in zip(flat(types), found, strict=True)]
-
-    if (ask := getattr(kernel, "may_overwrite", None)) is not None:
-        run.may_overwrite = may_overwrite  # type: ignore[attr-defined]
+    if hasattr(kernel, "may_overwrite"):
+        run.may_overwrite = partial(_may_overwrite, kernel.may_overwrite, flat(types))  # type: ignore[attr-defined]
     return run
+
+
+def _may_overwrite(
+    kernel: Callable[..., list[list[int]]], types: Sequence[TensorType], X: list[TensorType], *more: Any, **attrs: Any
+) -> list[Sequence[int]]:
+    """Over which of X each result may be written: of 16 bits over all, they have been read by then."""
+    wide = [[t.with_dtype(float32) if t.dtype in LOW_PRECISION else t for t in s] if s else s for s in (X, *more)]
+    found = kernel(*wide, **attrs) or [[]] * len(types)
+    return [range(len(X)) if t.dtype in LOW_PRECISION else own for t, own in zip(types, found, strict=True)]
