@@ -10,9 +10,9 @@ from minigraph import static
 from minigraph.kernels.cpu.fused_blocks import in_blocks, recipe
 from minigraph.opdef import get_op
 from minigraph.program import unique_name
-from minigraph.runtime.cpu import in_float32 as module
-from minigraph.runtime.cpu.in_float32 import WideInputs, in_float32
-from minigraph.runtime.cpu.memory import AddressRange
+from minigraph.runtime.cpu import memory
+from minigraph.runtime.cpu.buffers import in_float32
+from minigraph.runtime.cpu.memory import AddressRange, WideInputs
 from minigraph.runtime.cpu.plan import Plan
 from minigraph.types import TensorType, as_dtype, float32
 
@@ -72,7 +72,7 @@ def test_lists_are_rounded_each_into_its_own_memory():
 def test_operands_that_lay_over_each_other_would_be_seen(monkeypatch):
     x, y = low(LOW[0]), low(LOW[0], 1)
     run = made("elementwise_add", [TensorType(SHAPE, LOW[0])], [x, y])
-    monkeypatch.setattr(module, "rounded", lambda nbytes: 0)
+    monkeypatch.setattr(memory, "rounded", lambda nbytes: 0)
     assert not np.array_equal(run(x, y, out=[np.empty(SHAPE, LOW[0])], axis=-1), exact(x, y))
 
 

@@ -29,9 +29,8 @@ from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
 from minigraph.types import TensorType
 
-from .buffers import assign_buffers
-from .in_float32 import LOW_PRECISION, WideInputs, in_float32
-from .memory import LARGE, PAGE, AddressRange, pages
+from .buffers import assign_buffers, in_float32
+from .memory import LARGE, LOW_PRECISION, PAGE, AddressRange, WideInputs, pages
 
 Lasting = tuple[Callable[..., None], list[tuple[int, np.ndarray]], list[int]]  # as in ScopeFacts
 
@@ -113,20 +112,14 @@ class Plan:
         opdef, attrs = step.op.opdef, dict(step.op.attrs)
         if "needs" in opdef.injected:
             attrs["needs"] = step.needs
-        inputs = [
-            [_stand_in(i) if isinstance(i, TensorType) else i for i in s]
-            if isinstance(s, list)
-            else _stand_in(s) if isinstance(s, TensorType) else s
-            for s in step.inputs
-        ]
+        inputs = [each(s, lambda i: _stand_in(i) if isinstance(i, TensorType) else i) for s in step.inputs]
         kernel = opdef.cpu_kernel
         touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
         low = opdef.shows is None and any(dtype in LOW_PRECISION for dtype in touched)
         writes = "out" in opdef.injected
         if low:
             kernel = in_float32(kernel, [self.schedule.types(o) for o in step.outputs], writes, self.wide)
-            given = [self.values[i].type if isinstance(i, int) else i for i in flat(step.inputs)]
-            self.wide.make_room(given)
+            self.wide.make_room([self.values[i].type if isinstance(i, int) else i for i in flat(step.inputs)])
         out = [each(slot, lambda _: None) for slot in step.outputs] if low or writes else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
