@@ -295,12 +295,17 @@ def add_summed(target: np.ndarray, slopes: np.ndarray) -> None:
 
 def forward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None,
-    CuSeqlensK: Any = None, Key: Any = None, Blocks: Any = None, *, needs: Any = ("Out", "LogSumExp"), **attrs: Any,
+    CuSeqlensK: Any = None, Key: Any = None, Blocks: Any = None, *, needs: Any = ("Out", "LogSumExp"), out: Any = None,
+    **attrs: Any,
 ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
     """Out and LogSumExp of memory_efficient_attention."""
     call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, **attrs)
-    Out = np.empty((*Q.shape[:-1], V.shape[-1]), Q.dtype)
-    out, log_sum = call.view(Out), np.empty(call.q.shape[:-1], Q.dtype) if "LogSumExp" in needs else None
+    Out, Sums = out or (None, None)
+    Out = np.empty((*Q.shape[:-1], V.shape[-1]), Q.dtype) if Out is None else Out
+    if "LogSumExp" in needs and Sums is None:
+        heads = () if call.rank == 3 else (call.heads * call.groups,)
+        Sums = np.empty((Q.shape[0], *heads, call.queries), Q.dtype)
+    out, log_sum = call.view(Out), None if Sums is None else Sums.reshape(call.q.shape[:-1])
     for block in call.blocks():
         b, h, i = block
         largest = np.full((*out[b, h, :, i].shape[:-1], 1), -math.inf, Q.dtype)
@@ -319,8 +324,7 @@ def forward(
         if call.marks_hidden:
             rows[largest == call.masked_score] = math.inf
         log_sum[b, h, :, i] = rows[..., 0]
-    return Out, None if log_sum is None else log_sum.reshape(Q.shape[:-1] if call.rank == 3 else (
-        Q.shape[0], call.heads * call.groups, call.queries))  # fmt: skip
+    return Out, Sums
 
 
 def _probabilities(scores: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -332,17 +336,25 @@ def _probabilities(scores: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, n
     return scores, hidden
 
 
+def _zeros(like: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    if out is None:
+        return np.zeros(like.shape, like.dtype)
+    out.fill(0)
+    return out
+
+
 def backward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Out: np.ndarray, LogSumExp: np.ndarray, Out_grad: np.ndarray,
     Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None, CuSeqlensK: Any = None, Key: Any = None,
     Blocks: Any = None, LogSumExp_grad: Any = None, *, needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"),
-    **attrs: Any,
+    out: Any = None, **attrs: Any,
 ) -> tuple[np.ndarray | None, ...]:  # fmt: skip
     """Gradients of memory_efficient_attention; those in `needs`."""
     call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, **attrs)
     call.finite = all(bool(np.isfinite(x).all()) for x in (Q, K, V, Out_grad, LogSumExp_grad) if x is not None)
     wanted = {"Q_grad": Q, "K_grad": K, "V_grad": V}
-    grads = {slot: np.zeros(x.shape, x.dtype) for slot, x in wanted.items() if slot in needs}
+    planned = dict(zip(wanted, out or (None, None, None), strict=False))
+    grads = {slot: _zeros(x, planned[slot]) for slot, x in wanted.items() if slot in needs}
     to_q, to_k, to_v = (call.view(grads[slot]) if slot in grads else None for slot in wanted)
     to_bias = np.zeros(call.bias.shape, Q.dtype) if call.bias is not None and "Bias_grad" in needs else None
     out, out_grad = call.view(Out), call.view(Out_grad)

@@ -207,12 +207,18 @@ def _call(m: Member, given: set[str], layout: BodyLayout) -> MemberCall:
     ]
     names = [next(iter(m.outputs.get(slot, ())), None) for slot in opdef.output_names]
     out = [n if n in given and n is not None and layout.kinds[n] != "sum" else None for n in names]
+    rounds = _rounds(m)  # its value is float32 here: written there directly it would not be rounded
     return MemberCall(
         opdef.reference, args, reference_keywords(opdef, m.attrs, m.outputs),
         [(i, n) for i, n in enumerate(names) if n],
-        out if "out" in injected and any(out) else None, m.number if "rng" in injected else None,
-        m.attrs.get("dtype") in LOW_PRECISION,
+        out if "out" in injected and any(out) and not rounds else None, m.number if "rng" in injected else None,
+        rounds,
     )  # fmt: skip
+
+
+def _rounds(m: Member) -> bool:
+    """Whether a member gives 16-bit floats."""
+    return m.attrs.get("dtype") in LOW_PRECISION
 
 
 def scratch_of(fused: FusedBody) -> dict[str, int]:
@@ -225,7 +231,7 @@ def scratch_of(fused: FusedBody) -> dict[str, int]:
     free: list[tuple[int, np.dtype]] = []
     count = 0
     for i, m in enumerate(members):
-        if "out" in m.opdef.injected_by_reference:
+        if "out" in m.opdef.injected_by_reference and not _rounds(m):
             for name in m.written:
                 dtype = fused.types[name].dtype
                 if name in fused.outputs or fused.types[name].shape != shape or dtype in LOW_PRECISION:

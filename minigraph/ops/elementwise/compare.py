@@ -9,7 +9,7 @@ from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import OpDef, op
 from minigraph.types import TensorType, bool_, broadcast_shapes
 
-from .elementwise import align, draw, function_of_two, infer_binary, masked, operands, sum_to
+from .elementwise import align, draw, function_of_two, infer_binary, masked_to, operands
 
 
 def infer_truth(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
@@ -78,12 +78,16 @@ def _(rng):
 
 
 @op(traits={"elementwise"}, cuda="Condition ? X : Y")
-def where(Condition, X, Y):
+def where(Condition, X, Y, *, out=None):
     """X where Condition, else Y; all three broadcast as in NumPy.
 
     Condition is bool; X and Y have one data type.
     """
-    return np.where(Condition, X, Y)
+    if out is None or out[0] is None:
+        return np.where(Condition, X, Y)
+    np.copyto(out[0], Y)
+    np.copyto(out[0], X, where=Condition)
+    return out[0]
 
 
 @where.infer
@@ -107,11 +111,12 @@ WHERE_SHAPES = (
 
 @op("X_grad?, Y_grad?", of=where, traits={"pointwise"}, no_need_buffer={"X", "Y"},
     cuda={"X_grad": "Condition ? Out_grad : C(0)", "Y_grad": "Condition ? C(0) : Out_grad"})  # fmt: skip
-def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
+def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
+    x_out, y_out = out or (None, None)
     return (
-        sum_to(masked(Out_grad, Condition), X.shape) if "X_grad" in needs else None,
-        sum_to(masked(Out_grad, ~Condition), Y.shape) if "Y_grad" in needs else None,
+        masked_to(Out_grad, Condition, X.shape, -1, x_out) if "X_grad" in needs else None,
+        masked_to(Out_grad, ~Condition, Y.shape, -1, y_out) if "Y_grad" in needs else None,
     )
 
 

@@ -71,6 +71,15 @@ def masked(values: np.ndarray, condition: np.ndarray, out: np.ndarray | None = N
     return result.view(values.dtype) if out is None else out
 
 
+def masked_to(
+    grad: np.ndarray, condition: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndarray | None
+) -> np.ndarray:
+    """`grad` where `condition`, summed to `shape`."""
+    if grad.shape == shape:
+        return masked(grad, condition, out)
+    return handed_on(masked(grad, condition), shape, axis, out)
+
+
 def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers of both signs, away from zero."""
     return np.asarray(rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 2.0, shape))
@@ -104,7 +113,7 @@ def elementwise_add(X, Y, *, axis: int = -1, out=None):
     return np.add(X, align(Y, X.ndim, axis), out=out[0] if out else None)
 
 
-def _handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndarray | None) -> np.ndarray:
+def handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndarray | None) -> np.ndarray:
     """`grad` summed to `shape`, in memory of its own unless `out` took over that of `grad`."""
     total = sum_to(grad, shape, axis)
     if out is None:
@@ -121,8 +130,8 @@ def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_
     """Out_grad summed to the shapes of X and Y; of X and Y only the shapes are used."""
     x_out, y_out = out or (None, None)
     return (
-        _handed_on(Out_grad, X.shape, -1, x_out) if "X_grad" in needs else None,
-        _handed_on(Out_grad, Y.shape, axis, y_out) if "Y_grad" in needs else None,
+        handed_on(Out_grad, X.shape, -1, x_out) if "X_grad" in needs else None,
+        handed_on(Out_grad, Y.shape, axis, y_out) if "Y_grad" in needs else None,
     )
 
 
@@ -148,7 +157,7 @@ def elementwise_sub_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_
     """Out_grad and -Out_grad, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
     return (
-        _handed_on(Out_grad, X.shape, -1, x_out) if "X_grad" in needs else None,
+        handed_on(Out_grad, X.shape, -1, x_out) if "X_grad" in needs else None,
         np.negative(sum_to(Out_grad, Y.shape, axis), out=y_out) if "Y_grad" in needs else None,
     )
 
@@ -287,9 +296,9 @@ def elementwise_max(X, Y, *, axis: int = -1, out=None):
 
 @op("X_grad?, Y_grad?", of=elementwise_max, traits={"pointwise"},
     cuda={"X_grad": "Y < X ? Out_grad : C(0)", "Y_grad": "Y < X ? C(0) : Out_grad"})  # fmt: skip
-def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
+def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad goes to X where X > Y, else to Y: a tie belongs to Y, as in Paddle."""
-    return _chosen(align(Y, X.ndim, axis) < X, X, Y, Out_grad, axis, needs)
+    return _chosen(align(Y, X.ndim, axis) < X, X, Y, Out_grad, axis, needs, out)
 
 
 @elementwise_max_grad.grad
@@ -305,9 +314,9 @@ def elementwise_min(X, Y, *, axis: int = -1, out=None):
 
 @op("X_grad?, Y_grad?", of=elementwise_min, traits={"pointwise"},
     cuda={"X_grad": "Y > X ? Out_grad : C(0)", "Y_grad": "Y > X ? C(0) : Out_grad"})  # fmt: skip
-def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
+def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad goes to X where X < Y, else to Y: a tie belongs to Y, as in Paddle."""
-    return _chosen(align(Y, X.ndim, axis) > X, X, Y, Out_grad, axis, needs)
+    return _chosen(align(Y, X.ndim, axis) > X, X, Y, Out_grad, axis, needs, out)
 
 
 @elementwise_min_grad.grad
@@ -315,11 +324,14 @@ def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, None, _choose(g, g.less_than(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
 
 
-def _chosen(of_x: np.ndarray, X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, axis: int, needs: Any) -> Any:
+def _chosen(
+    of_x: np.ndarray, X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, axis: int, needs: Any, out: Any
+) -> Any:  # fmt: skip
     """Out_grad where X was chosen and where Y was, summed to their shapes."""
+    x_out, y_out = out or (None, None)
     return (
-        sum_to(masked(Out_grad, of_x), X.shape) if "X_grad" in needs else None,
-        sum_to(masked(Out_grad, ~of_x), Y.shape, axis) if "Y_grad" in needs else None,
+        masked_to(Out_grad, of_x, X.shape, -1, x_out) if "X_grad" in needs else None,
+        masked_to(Out_grad, ~of_x, Y.shape, axis, y_out) if "Y_grad" in needs else None,
     )
 
 

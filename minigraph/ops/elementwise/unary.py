@@ -299,7 +299,7 @@ def _inside(attrs):
 
 
 @op("X_grad", of=clip, traits={"elementwise"}, cuda=_inside)
-def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None):
+def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None, out=None):
     """Out_grad where min < X < max, else 0: none at the bounds, as in Paddle."""
     low, high = _bounds(X, min, max)
     inside = np.ones(X.shape, bool)
@@ -307,7 +307,7 @@ def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None
         inside &= low < X
     if high is not None:
         inside &= high > X
-    return masked(Out_grad, inside)
+    return masked(Out_grad, inside, out[0] if out else None)
 
 
 @clip_grad.grad
@@ -325,9 +325,12 @@ def _converted(attrs):
 
 
 @op(traits={"elementwise"}, cuda=_converted)
-def cast(X, *, dtype: DTypeAttr):
+def cast(X, *, dtype: DTypeAttr, out=None):
     """X with another data type. Floats lose their fraction on the way to ints; not zero is True."""
-    return X.astype(dtype)
+    if out is None or out[0] is None:
+        return X.astype(dtype)
+    np.copyto(out[0], X, casting="unsafe")
+    return out[0]
 
 
 @cast.infer

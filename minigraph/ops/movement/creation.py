@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from minigraph.errors import AttrError, require
 from minigraph.errors.kinds import COUNT, MIXED_TYPES, UNKNOWN_SIZE
 from minigraph.opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
+from minigraph.ops.elementwise.elementwise import destination
 from minigraph.types import INTS, TensorType, float32, int64, normalize_axes, normalize_shape
 
 
@@ -21,9 +23,15 @@ def require_fits(value: Number, dtype: np.dtype, what: str = "value") -> None:
 
 
 @op(traits={"nondifferentiable", "uniform"}, gpu="movement.creation")
-def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = float32):
+def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = float32, out=None):
     """An array of the given shape with every element equal to `value`."""
-    return np.full(shape, value, dtype)
+    return _filled(shape, value, dtype, out)
+
+
+def _filled(shape: tuple[int, ...], value: Number, dtype: np.dtype, out: Any) -> np.ndarray:
+    Out = np.empty(shape, dtype) if out is None or out[0] is None else out[0]
+    Out.fill(value)
+    return Out
 
 
 @fill_constant.infer
@@ -42,9 +50,9 @@ def _(rng):
 
 
 @op(traits={"nondifferentiable", "uniform", "pointwise"}, no_need_buffer={"X"}, cuda="value", gpu="movement.creation")
-def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
+def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None, out=None):
     """An array shaped like X with every element equal to `value`; X's type unless dtype is given."""
-    return np.full(X.shape, value, dtype or X.dtype)
+    return _filled(X.shape, value, dtype or X.dtype, out)
 
 
 @fill_any_like.infer
@@ -60,9 +68,11 @@ def _(rng):
 
 
 @op(traits={"pointwise"}, copies={"Out": "X"}, cuda="X", gpu="movement.creation")
-def assign(X):
+def assign(X, *, out=None):
     """A copy of X."""
-    return X.copy()
+    Out = destination(out, X)
+    np.copyto(Out, X)
+    return Out
 
 
 @assign.grad

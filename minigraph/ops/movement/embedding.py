@@ -12,14 +12,14 @@ from .index import add_rows, require_index, require_ints
 
 
 @op(traits={"reports"}, gpu="movement.index")
-def embedding(Ids, W, *, padding_idx: int | None = None):
+def embedding(Ids, W, *, padding_idx: int | None = None, out=None):
     """Out[...] = W[Ids[...]]; where Ids is padding_idx the row is zero and has no gradient.
 
     Ids of any rank, integers in [0, rows of W), others are a KernelError: a negative one does not
     count from the back. A negative padding_idx does.
     """
     require_index(Ids, 0, W.shape[0], "id")
-    Out = W[Ids]
+    Out = np.take(W, Ids, axis=0, out=out[0] if out else None, mode="clip")  # "raise" would copy Out
     if padding_idx is not None:
         Out[Ids == padding_idx % W.shape[0]] = 0
     return Out
@@ -48,13 +48,14 @@ def _(rng):
 
 
 @op("W_grad", of=embedding, traits={"reports"}, no_need_buffer={"W"}, gpu="movement.index")
-def embedding_grad(Ids, W, Out_grad, *, padding_idx: int | None = None):
+def embedding_grad(Ids, W, Out_grad, *, padding_idx: int | None = None, out=None):
     """W_grad[v] = the sum of Out_grad over the places where Ids is v, zero for padding_idx.
 
     Dense, and the same bits in every run.
     """
     require_index(Ids, 0, W.shape[0], "id")
-    W_grad = add_rows(Ids.reshape(-1), Out_grad.reshape(Ids.size, W.shape[1]), W.shape[0])
+    rows = Out_grad.reshape(Ids.size, W.shape[1])
+    W_grad = add_rows(Ids.reshape(-1), rows, W.shape[0], out[0] if out else None)
     if padding_idx is not None:
         W_grad[padding_idx] = 0
     return W_grad

@@ -10,6 +10,7 @@ from minigraph.errors import AttrError, DTypeError, require
 from minigraph.errors.kinds import INDEX, RANK
 from minigraph.kernels.cuda.record.views import sliced
 from minigraph.opdef import DTypeAttr, Ints, op
+from minigraph.ops.elementwise.elementwise import destination
 from minigraph.types import INTS, TensorType, float32, normalize_axes, normalize_axis
 
 
@@ -74,10 +75,12 @@ def _(rng):
 
 @op("X_grad", of=slice, no_need_buffer={"X"}, gpu="movement.movement")
 def slice_grad(
-    X, Out_grad, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = ()
+    X, Out_grad, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = (),
+    out=None,
 ):  # fmt: skip
     """Zeros in the shape of X with Out_grad where the slice was taken."""
-    X_grad = np.zeros(X.shape, Out_grad.dtype)
+    X_grad = destination(out, X)
+    X_grad.fill(0)
     part = X_grad[(*sections(X.ndim, axes, starts, ends, steps), ...)]
     part[...] = Out_grad.reshape(part.shape)
     return X_grad
@@ -101,12 +104,13 @@ def require_ints(name: str, t: TensorType) -> None:
     require(t.dtype in INTS, f"{name} must hold integers, is {t.dtype}", DTypeError, f"cast {name} to int64")
 
 
-def add_rows(index: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
+def add_rows(index: np.ndarray, rows: np.ndarray, size: int, out: np.ndarray | None = None) -> np.ndarray:
     """Out[v] = the sum of rows[i] over all i with index[i] == v; Out has `size` rows.
 
     A stable sort brings equal indices together: the same bits in every run.
     """
-    total = np.zeros((size, *rows.shape[1:]), rows.dtype)
+    total = np.empty((size, *rows.shape[1:]), rows.dtype) if out is None else out
+    total.fill(0)
     if index.size:
         order = np.argsort(index, kind="stable")
         in_order = index[order].astype(np.intp, copy=False)
@@ -116,7 +120,7 @@ def add_rows(index: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
 
 
 @op(traits={"reports"}, gpu="movement.index")
-def gather(X, Index, *, axis: int = 0):
+def gather(X, Index, *, axis: int = 0, out=None):
     """The slices of X at positions Index along `axis`: Out has Index's shape in place of that axis.
 
     Index is an integer array of any rank, as in ONNX (Paddle takes rank 1); negative ones count
@@ -124,7 +128,7 @@ def gather(X, Index, *, axis: int = 0):
     """
     size = X.shape[axis]
     require_index(Index, -size, size, "index")
-    return np.take(X, Index, axis=axis)
+    return np.take(X, Index, axis=axis, out=out[0] if out else None, mode="wrap")  # "raise" would copy Out
 
 
 @gather.infer
@@ -144,14 +148,16 @@ def _(rng):
 
 
 @op("X_grad", of=gather, traits={"reports"}, no_need_buffer={"X"}, gpu="movement.index")
-def gather_grad(X, Index, Out_grad, *, axis: int = 0):
+def gather_grad(X, Index, Out_grad, *, axis: int = 0, out=None):
     """Each slice of X is given the sum of Out_grad over the positions that picked it."""
     axis = axis % X.ndim
     require_index(Index, -X.shape[axis], X.shape[axis], "index")
     picked = np.moveaxis(Out_grad.reshape((*X.shape[:axis], Index.size, *X.shape[axis + 1 :])), axis, 0)
     index = Index.reshape(-1).astype(np.intp)
     index[index < 0] += X.shape[axis]
-    return np.ascontiguousarray(np.moveaxis(add_rows(index, picked, X.shape[axis]), 0, axis))
+    X_grad = destination(out, X)
+    add_rows(index, picked, X.shape[axis], np.moveaxis(X_grad, axis, 0))
+    return X_grad
 
 
 @gather_grad.grad
@@ -188,13 +194,16 @@ def _(rng):
 
 
 @op(traits={"nondifferentiable", "reports"}, gpu="movement.index")
-def one_hot(X, *, depth: int, dtype: DTypeAttr = float32):
+def one_hot(X, *, depth: int, dtype: DTypeAttr = float32, out=None):
     """Out[..., k] = 1 where X[...] == k, else 0; X holds integers in [0, depth), others are a KernelError.
 
     ONNX's OneHot gives a row of zeros for them and counts negative ones from the back.
     """
     require_index(X, 0, depth, "class")
-    return np.equal(X[..., None], np.arange(depth)).astype(dtype)
+    Out = np.empty((*X.shape, depth), dtype) if out is None or out[0] is None else out[0]
+    Out.fill(0)
+    np.put_along_axis(Out, X[..., None].astype(np.intp, copy=False), 1, axis=-1)
+    return Out
 
 
 @one_hot.infer

@@ -10,7 +10,7 @@ from minigraph.errors import require
 from minigraph.errors.kinds import AXIS, COUNT, NO_SHAPE, RANK, UNKNOWN_SIZE
 from minigraph.kernels.cuda.record.views import transposed, turned_back, whole
 from minigraph.opdef import Ints, op
-from minigraph.ops.elementwise.elementwise import sum_to
+from minigraph.ops.elementwise.elementwise import destination, handed_on
 from minigraph.types import normalize_axes, normalize_axis, normalize_shape
 
 
@@ -232,12 +232,15 @@ def expanded_shape(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
 
 
 @op(gpu="movement.movement")
-def expand(X, *, shape: Ints):
+def expand(X, *, shape: Ints, out=None):
     """X repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first.
 
     A size other than 1 stays: ONNX's Expand also takes a 1 in `shape` for "keep", here -1 says that.
     """
-    return np.broadcast_to(X, expanded_shape(X.shape, shape)).copy()
+    whole = np.broadcast_to(X, expanded_shape(X.shape, shape))
+    Out = destination(out, whole)
+    np.copyto(Out, whole)
+    return Out
 
 
 @expand.infer
@@ -255,9 +258,9 @@ def _(rng):
 
 
 @op("X_grad", of=expand, no_need_buffer={"X"}, gpu="movement.movement")
-def expand_grad(X, Out_grad):
+def expand_grad(X, Out_grad, *, out=None):
     """Out_grad summed over the axes along which X was repeated."""
-    return Out_grad.copy() if Out_grad.shape == X.shape else sum_to(Out_grad, X.shape)
+    return handed_on(Out_grad, X.shape, -1, out[0] if out else None)
 
 
 @expand_grad.grad

@@ -99,9 +99,17 @@ for item in UNARY.items():
 
 
 @op("Out*", traits={"guarded"}, gpu="optimizer.foreach")
-def foreach_cast(X: Arrays, *, dtype: DTypeAttr):
+def foreach_cast(X: Arrays, *, dtype: DTypeAttr, out=None):
     """Each array of X in another float type."""
-    return [x.astype(dtype) for x in X]
+    return _copies(X, dtype, out)
+
+
+def _copies(X: Arrays, dtype: np.dtype, out: Any) -> Arrays:
+    planned = out[0] if out and out[0] is not None else [None] * len(X)
+    copies = [np.empty(x.shape, dtype) if to is None else to for x, to in zip(X, planned, strict=True)]
+    for x, to in zip(X, copies, strict=True):
+        np.copyto(to, x, casting="unsafe")
+    return copies
 
 
 @foreach_cast.infer
@@ -117,9 +125,9 @@ def _(rng):
 
 
 @op("Out*", traits={"guarded", "in_place"}, inplace={"Out": "X"}, gpu="optimizer.foreach")
-def foreach_where(Condition, X: Arrays, Y: Arrays):
+def foreach_where(Condition, X: Arrays, Y: Arrays, *, out=None):
     """X where the one bool Condition is true, Y otherwise."""
-    return [np.array(a) for a in (X if Condition.item() else Y)]
+    return _copies(X if Condition.item() else Y, X[0].dtype, out)
 
 
 @foreach_where.infer

@@ -23,7 +23,7 @@ MOST_STEPS = 1 << 24  # a GPU compares counters in float32
 
 
 @op("Out?*, FoundInfinite", traits={"nondifferentiable"}, gpu="optimizer.loss_scaling")
-def check_finite_and_unscale(X: Arrays, Scale, *, needs=frozenset({"Out"})):
+def check_finite_and_unscale(X: Arrays, Scale, *, needs=frozenset({"Out"}), out=None):
     """Out = X / Scale, rounded once; FoundInfinite is true where an element of X is infinite or NaN.
 
     X      floats of any types
@@ -32,14 +32,15 @@ def check_finite_and_unscale(X: Arrays, Scale, *, needs=frozenset({"Out"})):
     """
     found = not all(np.isfinite(x).all() for x in X)
     scale = Scale.reshape(())
-    divided = [_divided(x, scale) for x in X] if "Out" in needs else None
+    goals = out[0] if out and out[0] is not None else [None] * len(X)
+    divided = [_divided(*pair, scale) for pair in zip(X, goals, strict=True)] if "Out" in needs else None
     return divided, np.array([found])
 
 
-def _divided(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    wide = state_dtype(x.dtype)
+def _divided(x: np.ndarray, to: np.ndarray | None, scale: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return np.asarray(np.divide(x, scale, dtype=wide)).astype(x.dtype, copy=False)
+        quotient = np.divide(x, scale, out=to, dtype=state_dtype(x.dtype), casting="unsafe")
+    return np.asarray(quotient).astype(x.dtype, copy=False)
 
 
 def _is_number(type: TensorType) -> bool:

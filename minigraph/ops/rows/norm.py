@@ -32,7 +32,7 @@ STATISTICS, PARAMETERS = frozenset({"Mean", "Variance"}), frozenset({"Scale", "B
 
 @op("Y, Mean, Variance", traits={"norm"}, gpu="rows.norm",
     rows=Rows(_first_normalised, STATISTICS, PARAMETERS, statistics=STATISTICS))  # fmt: skip
-def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
+def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5, out=None):
     """(X - mean) / sqrt(variance + epsilon) * Scale + Bias over the axes from begin_norm_axis on.
 
     Scale and Bias are 1-D with one element for each normalised one, as in Paddle (in ONNX they have
@@ -41,10 +41,10 @@ def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: f
     + epsilon) instead of Variance, and normalises the last axis by default.
     Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
     """
-    x = rows_of(X, begin_norm_axis)
-    mean = x.mean(axis=1)
-    centred = x - mean[:, None]
-    variance = np.square(centred).mean(axis=1)
+    x, (Y, Mean, Variance) = rows_of(X, begin_norm_axis), out or (None, None, None)
+    mean = x.mean(axis=1, out=Mean)
+    centred = np.subtract(x, mean[:, None], out=None if Y is None else rows_of(Y, begin_norm_axis))
+    variance = np.square(centred).mean(axis=1, out=Variance)
     return _normalised(centred, variance, Scale, Bias, epsilon).reshape(X.shape), mean, variance
 
 
@@ -114,12 +114,16 @@ def _(rng):
 
 
 @op("Y", gpu="rows.norm", rows=Rows(_first_normalised, STATISTICS, PARAMETERS))
-def layer_norm_again(X, Mean, Variance, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
+def layer_norm_again(
+    X, Mean, Variance, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5, out=None
+):  # fmt: skip
     """layer_norm's Y from its X and the Mean and Variance that it gave.
 
     recompute_norms emits it in backward, so that Y is not kept; the gradient of layer_norm reads the same values.
     """
-    centred = rows_of(X, begin_norm_axis) - Mean[:, None]
+    Y = out[0] if out else None
+    x, to = rows_of(X, begin_norm_axis), None if Y is None else rows_of(Y, begin_norm_axis)
+    centred = np.subtract(x, Mean[:, None], out=to)
     return _normalised(centred, Variance, Scale, Bias, epsilon).reshape(X.shape)
 
 
@@ -146,6 +150,7 @@ def _(rng):
 def layer_norm_grad(
     X, Mean, Variance, Y_grad, Scale=None, Bias=None, Mean_grad=None, Variance_grad=None, *,
     begin_norm_axis: int = 1, epsilon: float = 1e-5, needs=("X_grad", "Scale_grad", "Bias_grad"),
+    out=None,
 ):  # fmt: skip
     """Gradients of layer_norm; with n = (X - Mean) / sqrt(Variance + epsilon) and d = Y_grad * Scale
 
@@ -154,17 +159,19 @@ def layer_norm_grad(
     only the shape is used.
     """
     x, d = rows_of(X, begin_norm_axis), rows_of(Y_grad, begin_norm_axis)
+    X_out, Scale_out, Bias_out = out or (None, None, None)
     X_grad = Scale_grad = Bias_grad = None
     if "Bias_grad" in needs and Bias is not None:
-        Bias_grad = d.sum(axis=0)
+        Bias_grad = d.sum(axis=0, out=Bias_out)
     inverse = (1 / np.sqrt(Variance + X.dtype.type(epsilon)))[:, None]
     n = x - Mean[:, None]
     n *= inverse
     if "Scale_grad" in needs and Scale is not None:
-        Scale_grad = (d * n).sum(axis=0)
+        Scale_grad = (d * n).sum(axis=0, out=Scale_out)
     if "X_grad" in needs:
         d = d * Scale if Scale is not None else d
-        X_grad = d - d.mean(axis=1, keepdims=True)
+        to = None if X_out is None else rows_of(X_out, begin_norm_axis)
+        X_grad = np.subtract(d, d.mean(axis=1, keepdims=True), out=to)
         X_grad -= n * (d * n).mean(axis=1, keepdims=True)
         X_grad *= inverse
         size = X.dtype.type(max(x.shape[1], 1))

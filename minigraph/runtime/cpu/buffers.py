@@ -1,12 +1,14 @@
 """Which memory each value of a plan on a CPU lies in: buffers of one arena, shared and taken over.
 
 What a kernel writes as a list with the trait one_piece lies one behind the other: a bucket of gradients is one array.
+16-bit floats are storage: a kernel computes in float32, and what it gives is rounded once, into its buffer.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,9 @@ from minigraph.kernels.one_piece import in_a_row
 from minigraph.runtime.memory import Life
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.schedule import Step, Value, dies, each, flat, named_input
+from minigraph.types import TensorType, float32
 
-from .memory import AddressRange, placed
+from .memory import LOW_PRECISION, AddressRange, WideInputs, placed
 
 
 def assign_buffers(
@@ -116,3 +119,52 @@ def _inherited(
         if fits and dies(step, position, values, i):
             return owner[i]
     return None
+
+
+def in_float32(kernel: Callable[..., Any], types: list[Any], writes: bool, inputs: WideInputs) -> Callable[..., Any]:
+    """A kernel for 16-bit operands or results of `types`, of one that computes in float32.
+
+    writes   whether the kernel takes `out`: results of other types are its own business then
+    """
+
+    def up(x: Any) -> Any:
+        if isinstance(x, list):
+            return [up(v) for v in x]
+        return inputs.of(x) if x is not None and x.dtype in LOW_PRECISION else x
+
+    def own(t: Any, to: Any) -> Any:
+        if isinstance(t, list):
+            return [own(*pair) for pair in zip(t, to, strict=True)]
+        return to if t is not None and t.dtype not in LOW_PRECISION else None
+
+    def down(x: Any, t: Any, to: Any) -> Any:
+        if isinstance(t, list):
+            return [down(*each) for each in zip(x, t, to, strict=True)]
+        if t is None:
+            return None
+        if to is None or (writes and t.dtype not in LOW_PRECISION):
+            return np.asarray(x).astype(t.dtype, copy=False)
+        np.copyto(to, x, casting="unsafe")  # all is read by now, whatever it is written over
+        return to
+
+    def run(*args: Any, out: Sequence[Any], **attrs: Any) -> Any:
+        inputs.end = 0
+        if writes:
+            attrs["out"] = tuple(own(*pair) for pair in zip(types, out, strict=True))
+        results = kernel(*[up(a) for a in args], **attrs)
+        if len(types) == 1:
+            return down(results, types[0], out[0])
+        return tuple(down(*each) for each in zip(results, types, out, strict=True))
+
+    if hasattr(kernel, "may_overwrite"):
+        run.may_overwrite = partial(_may_overwrite, kernel.may_overwrite, flat(types))  # type: ignore[attr-defined]
+    return run
+
+
+def _may_overwrite(
+    kernel: Callable[..., list[list[int]]], types: Sequence[TensorType], X: list[TensorType], *more: Any, **attrs: Any
+) -> list[Sequence[int]]:
+    """Over which of X each result may be written: of 16 bits over all, they have been read by then."""
+    wide = [[t.with_dtype(float32) if t.dtype in LOW_PRECISION else t for t in s] if s else s for s in (X, *more)]
+    found = kernel(*wide, **attrs) or [[]] * len(types)
+    return [range(len(X)) if t.dtype in LOW_PRECISION else own for t, own in zip(types, found, strict=True)]

@@ -6,22 +6,27 @@ take what the largest takes, and none moves when a larger one comes.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from minigraph.kernels.cores import text_of
+from minigraph.kernels.one_piece import rounded
 from minigraph.runtime.memory import Life, layout
+from minigraph.types import TensorType, bfloat16, float16, float32
 
 PAGE, LARGE = 4096, 65536  # bytes
 HUGE = 4 << 20  # bytes of a plan from which large pages pay, the bound that NumPy has for an array
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
 OVERCOMMIT, LIMITS = Path("/proc/sys/vm/overcommit_memory"), Path("/proc/self/limits")
+LOW_PRECISION = frozenset({float16, bfloat16})
 
 
 class AddressRange:
@@ -30,6 +35,11 @@ class AddressRange:
     def __init__(self) -> None:
         self.range: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
+
+    @cached_property
+    def scratch(self) -> AddressRange:
+        """Memory beside it for what a step needs while it runs, of which no plan keeps anything."""
+        return AddressRange()
 
     def buffers(self, lives: Sequence[Life]) -> tuple[list[np.ndarray], int]:
         """(arrays of so many bytes, how many all of them take), as `placed` says. Their content is undefined."""
@@ -46,6 +56,33 @@ class AddressRange:
             with suppress(OSError):  # a kernel may have none
                 self.range.madvise(mmap.MADV_HUGEPAGE, 0, nbytes)
         return nbytes <= len(self.bytes)
+
+
+class WideInputs:
+    """Memory for the 16-bit operands of one step at a time, as float32: each lies behind the one before.
+
+    Memory from the system would be given back after each step, and each page of it be a fault in the next.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = self.end = 0
+        self.memory = np.empty(0, np.uint8)
+
+    def make_room(self, types: Sequence[TensorType]) -> None:
+        """Let a step with operands of these types fit."""
+        self.nbytes = max(self.nbytes, sum(rounded(4 * t.size) for t in types if t.dtype in LOW_PRECISION))
+
+    def place(self, arena: AddressRange) -> None:
+        """Lie in the range that `arena` has for scratch."""
+        (self.memory,), _ = arena.scratch.buffers([Life(self.nbytes, 0, 0)])
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """An operand as float32."""
+        nbytes = 4 * math.prod(x.shape)
+        wide = self.memory[self.end : self.end + nbytes].view(float32).reshape(x.shape)
+        self.end += rounded(nbytes)
+        np.copyto(wide, x)
+        return wide
 
 
 def placed(lives: Sequence[Life]) -> tuple[list[int], int]:

@@ -27,12 +27,11 @@ from minigraph.runtime import profiling
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
-from minigraph.types import TensorType, bfloat16, float16, float32
+from minigraph.types import TensorType
 
-from .buffers import assign_buffers
-from .memory import LARGE, PAGE, AddressRange, pages
+from .buffers import assign_buffers, in_float32
+from .memory import LARGE, LOW_PRECISION, PAGE, AddressRange, WideInputs, pages
 
-LOW_PRECISION = frozenset({float16, bfloat16})
 Lasting = tuple[Callable[..., None], list[tuple[int, np.ndarray]], list[int]]  # as in ScopeFacts
 
 
@@ -94,13 +93,17 @@ class Plan:
         self.program, self.seed, self.options = program, seed, options
         self.schedule = Schedule(program, feeds, fetches, prune, inplace=options.inplace)
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
+        self.wide = WideInputs()
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
         self.large = any(_may_use_threads_of_blas(bound, self.values) for bound in self.steps)
         self.facts_in: weakref.WeakKeyDictionary[Scope, ScopeFacts] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
-        self.buffers, self.nbytes = _assigned(self, (arena or AddressRange()) if placed else None)
+        arena = arena or AddressRange()
+        self.buffers, self.nbytes = _assigned(self, arena if placed else None)
+        if placed:
+            self.wide.place(arena)
         for bound in self.steps:
             if bound.out is not None:
                 bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])
@@ -109,19 +112,15 @@ class Plan:
         opdef, attrs = step.op.opdef, dict(step.op.attrs)
         if "needs" in opdef.injected:
             attrs["needs"] = step.needs
-        inputs = [
-            [_stand_in(i) if isinstance(i, TensorType) else i for i in s]
-            if isinstance(s, list)
-            else _stand_in(s) if isinstance(s, TensorType) else s
-            for s in step.inputs
-        ]
+        inputs = [each(s, lambda i: _stand_in(i) if isinstance(i, TensorType) else i) for s in step.inputs]
         kernel = opdef.cpu_kernel
         touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
-        if any(dtype in LOW_PRECISION for dtype in touched):
-            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs])
-            return BoundStep(step, kernel, _gathered(inputs), attrs, None)
-        unplanned = [each(slot, lambda _: None) for slot in step.outputs]
-        out = unplanned if "out" in opdef.injected else None
+        low = opdef.shows is None and any(dtype in LOW_PRECISION for dtype in touched)
+        writes = "out" in opdef.injected
+        if low:
+            kernel = in_float32(kernel, [self.schedule.types(o) for o in step.outputs], writes, self.wide)
+            self.wide.make_room([self.values[i].type if isinstance(i, int) else i for i in flat(step.inputs)])
+        out = [each(slot, lambda _: None) for slot in step.outputs] if low or writes else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
@@ -343,28 +342,6 @@ def _arrays_of(slots: Sequence[Any], env: list[Any]) -> list[Any]:
 def _stand_in(type: TensorType) -> np.ndarray:
     """An array with the shape and type of a value that is not read; it holds one zero."""
     return np.broadcast_to(np.zeros((), type.dtype), type.shape)
-
-
-def _in_float32(kernel: Callable[..., Any], types: list[Any]) -> Callable[..., Any]:
-    """16-bit floats are storage: compute in float32, round the results once."""
-
-    def up(x: Any) -> Any:
-        if isinstance(x, list):
-            return [up(v) for v in x]
-        return x.astype(float32) if x is not None and x.dtype in LOW_PRECISION else x
-
-    def down(x: Any, t: Any) -> Any:
-        if isinstance(t, list):
-            return [down(v, s) for v, s in zip(x, t, strict=True)]
-        return None if t is None else np.asarray(x).astype(t.dtype, copy=False)
-
-    def run(*args: Any, **attrs: Any) -> Any:
-        results = kernel(*[up(a) for a in args], **attrs)
-        if len(types) == 1:
-            return down(results, types[0])
-        return tuple(down(r, t) for r, t in zip(results, types, strict=True))
-
-    return run
 
 
 def _arrays(args: Sequence[Any]) -> Iterator[np.ndarray]:
