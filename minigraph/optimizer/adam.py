@@ -68,6 +68,9 @@ class Adam(Optimizer):
         decay = attrs["coeff"] if attrs.get("with_decay") else 0.0
         append_step(g, param, grad, rate, new_states(self, param), numbers, decay, rows)
 
+    def is_one_operator(self, param: Parameter) -> bool:
+        return not self._varies and not (self._lazy_mode and param.sparse)
+
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
         return {s: n for s, n in self.states.items() if s != "Moment2Max" or self.of(param, "amsgrad")}
 

@@ -34,6 +34,9 @@ class Momentum(Optimizer):
             momentum=momentum, rescale_grad=rescale_grad, use_nesterov=use_nesterov,
         )  # fmt: skip
 
+    def is_one_operator(self, param: Parameter) -> bool:
+        return self.of(param, "rescale_grad") == 1
+
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         factor = self.of(param, "rescale_grad")
         super().append_update(g, param, g.scale(grad, scale=factor) if factor != 1 else grad, lr)

@@ -8,6 +8,7 @@ learning rate are persistable variables that the startup program fills.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -58,6 +59,7 @@ from .states import (
 from .variable_betas import FIRST_POWERS
 
 ONE_NUMBER = tensor_type((1,), float64)
+HOOKS = "append_update", "attrs", "wanted_states"  # where a user may build more, between two updates
 OWN_RULES = "docs/foreach.md has a rule of one's own"
 WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"  # optional outputs
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
@@ -120,13 +122,42 @@ class Optimizer(FixedOnceUsed):
 
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
+        self._append_operators(g, [(param, grad)], lr)
+
+    def is_one_operator(self, param: Parameter) -> bool:
+        """Whether the update of `param` is the operator alone; else `append_update` builds more around it."""
+        return True
+
+    def _append_updates(self, g: Builder, pairs: ParamsGrads, lr: Variable) -> None:
+        """Append the updates of parameters with one learning rate, in their order."""
+        own = [method for method in HOOKS if is_own(self, method)]
+        update = partial(append_own, self) if self._shared.flags and "append_update" in own else self.append_update
+        for alone, some in itertools.groupby(pairs, lambda pair: not own and self.is_one_operator(pair[0])):
+            if alone:
+                self._append_operators(g, some, lr)
+            else:
+                for param, grad in some:
+                    update(g, param, grad, lr)
+
+    def _append_operators(self, g: Builder, pairs: Iterable[tuple[Parameter, Any]], lr: Variable) -> None:
+        """Append one operator for each parameter; those of one kind that follow each other are made together."""
         require(self.op_type != "", f"{type(self).__name__} has no append_update", ProgramError, OWN_RULES)
-        shared, wanted, attrs = self._shared, self.wanted_states(param), self.attrs(param)
-        kind = kind_of(g.block, param, grad, lr, self._groups.get(param.name), wanted, shared.flags)
-        if kind and (known := shared.templates.of(kind, attrs)) is not None:
-            known.append(param, grad)
-        else:
-            append_first(self, g, (param, grad, lr), attrs, wanted, kind)
+        shared, known = self._shared, None
+        alike: ParamsGrads = []
+        for param, grad in pairs:
+            wanted, attrs = self.wanted_states(param), self.attrs(param)
+            kind = kind_of(g.block, param, grad, lr, self._groups.get(param.name), wanted, shared.flags)
+            template = shared.templates.of(kind, attrs) if kind else None
+            if known is not None and template is not known:
+                known.append(alike)
+                alike = []
+            known = template
+            if template is not None:
+                alike.append((param, grad))
+            else:
+                append_first(self, g, (param, grad, lr), attrs, wanted, kind)
+        if known is not None:
+            known.append(alike)
 
     def _set_auxiliary_var(self, key: str, var: Any) -> None:
         """Give all updates one number on the device, as Paddle's mixed precision does.
@@ -204,12 +235,9 @@ class Optimizer(FixedOnceUsed):
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
-            own = self._shared.flags and is_own(self, "append_update")
-            update = partial(append_own, self) if own else self.append_update
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
-                for p, grad in pairs:
-                    factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
-                    update(g, p, grad, rate.times(g, factor))
+                for factor, some in itertools.groupby(pairs, lambda pair: self._rate_factor(pair[0])):
+                    self._append_updates(g, list(some), rate.times(g, factor))
         self._shared.settle(program, self.grad_clip, self._groups)
         return _lasting(self, program.ops[first:])
 
@@ -222,6 +250,12 @@ class Optimizer(FixedOnceUsed):
     def changes_gradients(self, params: Iterable[Parameter]) -> bool:
         """Whether clipping or weight decay reads a gradient before its update does."""
         return any(self._clip_of(p) or self._regularizer_of(p) for p in params)
+
+    def _rate_factor(self, param: Parameter) -> float:
+        group = self._groups.get(param.name, {})
+        return check_number(
+            "ParamAttr.learning_rate", param.optimize_attr["learning_rate"] * group.get("rate_factor", 1.0)
+        )
 
     def _clip_of(self, param: Parameter) -> Any:
         return self._groups.get(param.name, {}).get("grad_clip", self.grad_clip)

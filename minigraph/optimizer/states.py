@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,7 +118,6 @@ class Rate:
 
     def times(self, g: Builder, factor: float) -> Variable:
         """The learning rate times a factor."""
-        factor = check_number("ParamAttr.learning_rate", factor)
         if factor not in self.scaled:
             self.scaled[factor] = g.scale(self.variable, scale=factor)
         return self.scaled[factor]
@@ -149,20 +149,32 @@ class UpdateTemplate:
         self.has_master = "MasterParam" in update.inputs
         self.read_where_written = [(slot, slot.removesuffix("Out")) for slot in update.outputs]
 
-    def append(self, param: Parameter, grad: Variable) -> None:
-        """Append the update of a parameter of this kind, with states of its own."""
-        block, startup, update = param.block, self.startup, self.update
-        names = free_names(block, startup, [param._name + suffix for suffix in self.states.values()])
-        read: dict[str, SlotVars] = dict(update.inputs)
-        read["Param"], read["Grad"] = SlotVars((param,)), SlotVars((grad,))
-        for slot, v in zip(self.states, keep(block, names, self.types), strict=True):
-            read[slot] = SlotVars((v,))
-        filled = zip(self.fills, keep(startup, names, self.types), strict=True)
-        add_alike(startup, [(fill, fill.inputs, FixedSlots(Out=SlotVars((v,)))) for fill, v in filled])
-        if self.has_master:
-            read["MasterParam"] = SlotVars((master_weight(param, startup),))
-        written = FixedSlots([(slot, read[own]) for slot, own in self.read_where_written])
-        add_alike(block, [(update, FixedSlots(read), written)])
+    def append(self, pairs: Sequence[tuple[Parameter, Variable]]) -> None:
+        """Append the updates of parameters of this kind, given with their gradients; each has states of its own."""
+        if not self.has_master:
+            self._append(pairs)
+            return
+        for pair in pairs:  # the operator that makes a master weight stands behind those that fill the other states
+            self._append([pair])
+
+    def _append(self, pairs: Sequence[tuple[Parameter, Variable]]) -> None:
+        block, startup, update = self.update.block, self.startup, self.update
+        names = free_names(block, startup, [p._name + suffix for p, _ in pairs for suffix in self.states.values()])
+        types = self.types * len(pairs)
+        states = [SlotVars((v,)) for v in keep(block, names, types)]
+        filled = [FixedSlots(Out=SlotVars((v,))) for v in keep(startup, names, types)]
+        add_alike(startup, [(op, op.inputs, out) for op, out in zip(itertools.cycle(self.fills), filled)])
+        own = iter(states)
+        alike = []
+        for param, grad in pairs:
+            read: dict[str, SlotVars] = dict(update.inputs)
+            read["Param"], read["Grad"] = SlotVars((param,)), SlotVars((grad,))
+            read.update(zip(self.states, own))
+            if self.has_master:
+                read["MasterParam"] = SlotVars((master_weight(param, startup),))
+            written = FixedSlots([(slot, read[own_slot]) for slot, own_slot in self.read_where_written])
+            alike.append((update, FixedSlots(read), written))
+        add_alike(block, alike)
 
 
 def kind_of(
