@@ -18,7 +18,6 @@ from minigraph.program.whole.settled import Settled
 from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
 
 from .lr import LRScheduler
-from .settings import check_number
 
 Fills = dict[tuple[TensorType, str], Operator]
 """Startup operators by the type and the text of the value with which they fill a variable."""
@@ -169,7 +168,7 @@ class UpdateTemplate:
         for param, grad in pairs:
             read: dict[str, SlotVars] = dict(update.inputs)
             read["Param"], read["Grad"] = SlotVars((param,)), SlotVars((grad,))
-            read.update(zip(self.states, own))
+            read.update(zip(self.states, own, strict=False))  # those behind them are of the next parameter
             if self.has_master:
                 read["MasterParam"] = SlotVars((master_weight(param, startup),))
             written = FixedSlots([(slot, read[own_slot]) for slot, own_slot in self.read_where_written])

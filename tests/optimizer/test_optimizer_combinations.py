@@ -123,6 +123,8 @@ def test_copied_updates_are_those_that_are_built_one_by_one(monkeypatch: pytest.
             ratios = {"p1": 0.5, "p4": -0.0, "p5": 0.0}
             decays = {"lr_ratio": lambda p: ratios.get(p.name, 1.0), "apply_decay_param_fun": lambda name: name != "p2"}
             nets[-1].minimize(opt.AdamW(0.1, **decays))
+            nets.append(Net([(7,)] * 4, ["bfloat16"] * 4))
+            nets[-1].minimize(opt.Adam(0.1, multi_precision=True))
         return [p.to_string().partition("\n")[2] for net in nets for p in (net.main, net.startup)]  # not their names
 
     found = texts()

@@ -120,3 +120,37 @@ def test_a_gradient_of_16_bits_is_divided_by_the_scale_in_float32():
         exe.run(main, feed, scope=scope)
         expected = (grad.astype("float64") * np.float64(feed["factor"])).astype("float16")
         np.testing.assert_array_equal(scope.read("w"), expected)
+
+
+class Noted(mg.optimizer.Momentum):
+    """Builds an operator where others only say numbers."""
+
+    def attrs(self, param):
+        mg.assign(param)
+        return super().attrs(param)
+
+
+def updates(make, names="abcd", **taken):
+    """The operators behind the gradients of parameters of these names; `taken` are variables that are there already."""
+    main, startup = static.Program(), static.Program()
+    with static.program_guard(main, startup), unique_name.guard():
+        for name in taken:
+            main.global_block().create_var(name, [2], "float32", persistable=True)
+        terms = [mg.sum(static.create_parameter([2], "float32", name)) for name in names]
+        make().minimize(sum(terms[1:], terms[0]))
+    return [op for op in main.ops if op.role == "optimize"]
+
+
+def test_what_a_rule_builds_stands_before_its_own_update():
+    assert [op.type for op in updates(lambda: Noted(RATE))] == ["assign", "momentum"] * 4
+    found = updates(lambda: mg.optimizer.Momentum(RATE, parameters=[
+        {"params": ["a", "b"]}, {"params": ["c"], "rescale_grad": 0.5}, {"params": ["d"], "learning_rate": 0.5}]))
+    assert [op.type for op in found] == ["momentum", "momentum", "scale", "momentum", "scale", "momentum"]
+    assert [op.inputs["Param"][0].name for op in found if op.type == "momentum"] == [*"abcd"]
+    assert len({op.inputs["LearningRate"][0].name for op in found if op.type == "momentum"}) == 2
+
+
+def test_a_name_that_is_taken_is_left_out_among_many():
+    found = updates(lambda: mg.optimizer.Momentum(RATE), c_velocity_0=None)
+    assert [op.inputs["Velocity"][0].name for op in found] == [
+        "a_velocity_0", "b_velocity_0", "c_velocity_1", "d_velocity_0"]  # fmt: skip
