@@ -13,8 +13,9 @@ from minigraph.program.builder import Builder
 from minigraph.types import float32, float64
 
 from .lazy_rows import named_rows
-from .optimizer import Optimizer, new_states
+from .optimizer import Optimizer
 from .settings import below_one, check_number, function, positive
+from .updates import new_states
 from .variable_betas import append_step, or_variable
 
 BETAS = {"beta1": below_one, "beta2": below_one, "epsilon": positive}

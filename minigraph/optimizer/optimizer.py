@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, ProgramError, call_site, require
@@ -28,15 +28,12 @@ from minigraph.program import (
 from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
-from minigraph.program.known import holds_variables
 from minigraph.program.scope import Scope, global_scope
-from minigraph.types import FLOATS, TensorType, float64, tensor_type
+from minigraph.types import FLOATS, TensorType
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
-from .own_rules import append_own, is_own
 from .settings import (
-    LOW_PRECISION,
     FixedOnceUsed,
     as_list,
     check_number,
@@ -46,22 +43,9 @@ from .settings import (
     read_groups,
     regularizer,
 )
-from .states import (
-    Rate,
-    Shared,
-    UpdateTemplate,
-    kind_of,
-    master_weight,
-    persistable,
-    rate_of,
-    state_type,
-)
-from .variable_betas import FIRST_POWERS
+from .states import Rate, Shared, persistable, rate_of, state_type
+from .updates import append_operators, append_updates, suffix
 
-ONE_NUMBER = tensor_type((1,), float64)
-HOOKS = "append_update", "attrs", "wanted_states"  # where a user may build more, between two updates
-OWN_RULES = "docs/foreach.md has a rule of one's own"
-WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"  # optional outputs
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
 
@@ -122,42 +106,11 @@ class Optimizer(FixedOnceUsed):
 
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
-        self._append_operators(g, [(param, grad)], lr)
+        append_operators(self, g, [(param, grad)], lr)
 
     def is_one_operator(self, param: Parameter) -> bool:
         """Whether the update of `param` is the operator alone; else `append_update` builds more around it."""
         return True
-
-    def _append_updates(self, g: Builder, pairs: ParamsGrads, lr: Variable) -> None:
-        """Append the updates of parameters with one learning rate, in their order."""
-        own = [method for method in HOOKS if is_own(self, method)]
-        update = partial(append_own, self) if self._shared.flags and "append_update" in own else self.append_update
-        for alone, some in itertools.groupby(pairs, lambda pair: not own and self.is_one_operator(pair[0])):
-            if alone:
-                self._append_operators(g, some, lr)
-            else:
-                for param, grad in some:
-                    update(g, param, grad, lr)
-
-    def _append_operators(self, g: Builder, pairs: Iterable[tuple[Parameter, Any]], lr: Variable) -> None:
-        """Append one operator for each parameter; those of one kind that follow each other are made together."""
-        require(self.op_type != "", f"{type(self).__name__} has no append_update", ProgramError, OWN_RULES)
-        shared, known = self._shared, None
-        alike: ParamsGrads = []
-        for param, grad in pairs:
-            wanted, attrs = self.wanted_states(param), self.attrs(param)
-            kind = kind_of(g.block, param, grad, lr, self._groups.get(param.name), wanted, shared.flags)
-            template = shared.templates.of(kind, attrs) if kind else None
-            if known is not None and template is not known:
-                known.append(alike)
-                alike = []
-            known = template
-            if template is not None:
-                alike.append((param, grad))
-            else:
-                append_first(self, g, (param, grad, lr), attrs, wanted, kind)
-        if known is not None:
-            known.append(alike)
 
     def _set_auxiliary_var(self, key: str, var: Any) -> None:
         """Give all updates one number on the device, as Paddle's mixed precision does.
@@ -237,7 +190,7 @@ class Optimizer(FixedOnceUsed):
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
             with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
                 for factor, some in itertools.groupby(pairs, lambda pair: self._rate_factor(pair[0])):
-                    self._append_updates(g, list(some), rate.times(g, factor))
+                    append_updates(self, g, list(some), rate.times(g, factor))
         self._shared.settle(program, self.grad_clip, self._groups)
         return _lasting(self, program.ops[first:])
 
@@ -297,44 +250,6 @@ class Optimizer(FixedOnceUsed):
         self.__dict__["learning_rate"] = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
-
-
-def new_states(optimizer: Optimizer, param: Parameter) -> dict[str, Any]:
-    """{slot: a new persistable variable} of what the update of `param` keeps."""
-    wanted = optimizer.wanted_states(param).items()
-    states = {slot: optimizer.state(param, name, optimizer.initial) for slot, name in wanted}
-    for slot, (name, beta) in optimizer.powers.items():
-        first = optimizer.of(param, beta)
-        first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
-        states[slot] = optimizer.state(param, name, first, ONE_NUMBER)
-    return states
-
-
-def append_first(
-    optimizer: Optimizer, g: Builder, given: tuple[Parameter, Any, Any], attrs: dict[str, Any],
-    wanted: Mapping[str, str], kind: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """Append the update of (parameter, gradient, rate), checked; those after it that are of its kind are like it."""
-    param, shared = given[0], optimizer._shared
-    first = len(shared.startup.ops)
-    states = new_states(optimizer, param)
-    names = {v.name for v in states.values()}
-    fills = [op for op in shared.startup.ops[first:] if any(v.name in names for v in op.output_vars)]
-    if optimizer.multi_precision and param.dtype in LOW_PRECISION:
-        states["MasterParam"] = master_weight(param, shared.startup)
-    read = dict(zip(get_op(optimizer.op_type).input_names, given, strict=False))
-    out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
-    g.emit(optimizer.op_type, **read, **states, **shared.flags, **attrs, out=out, needs=WRITTEN)
-    update = g.block.ops[-1]
-    if kind and update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(optimizer, "state"):
-        keys = [*wanted.values(), *[name for name, _ in optimizer.powers.values()]]
-        suffixes = {slot: suffix(optimizer, key) for slot, key in zip(states, keys, strict=False)}
-        shared.templates.add(kind, attrs, UpdateTemplate(update, shared.startup, fills, suffixes))
-
-
-def suffix(optimizer: Optimizer, what: str) -> str:
-    """What stands behind the parameter's name in the name of a state."""
-    return f"_{optimizer.name}_{what}" if optimizer.name else f"_{what}"
 
 
 def _lasting(optimizer: Any, new: list[Operator]) -> list[Operator]:

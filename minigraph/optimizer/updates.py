@@ -1,0 +1,100 @@
+"""The updates of one optimizer: an operator for each parameter, or what a user's rule builds around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from minigraph.errors import ProgramError, require
+from minigraph.opdef import get_op
+from minigraph.program import Parameter, Variable
+from minigraph.program.builder import Builder
+from minigraph.program.known import holds_variables
+from minigraph.types import float64, tensor_type
+
+from .gradients import ParamsGrads
+from .own_rules import append_own, is_own
+from .settings import LOW_PRECISION
+from .states import UpdateTemplate, kind_of, master_weight
+from .variable_betas import FIRST_POWERS
+
+HOOKS = "append_update", "attrs", "wanted_states"  # where a user may build more, between two updates
+ONE_NUMBER = tensor_type((1,), float64)
+OWN_RULES = "docs/foreach.md has a rule of one's own"
+WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"  # optional outputs
+
+
+def append_updates(optimizer: Any, g: Builder, pairs: ParamsGrads, lr: Variable) -> None:
+    """Append the updates of parameters with one learning rate, in their order."""
+    own = [method for method in HOOKS if is_own(optimizer, method)]
+    scaled = optimizer._shared.flags and "append_update" in own
+    update = partial(append_own, optimizer) if scaled else optimizer.append_update
+    for alone, some in itertools.groupby(pairs, lambda pair: not own and optimizer.is_one_operator(pair[0])):
+        if alone:
+            append_operators(optimizer, g, some, lr)
+        else:
+            for param, grad in some:
+                update(g, param, grad, lr)
+
+
+def append_operators(optimizer: Any, g: Builder, pairs: Iterable[tuple[Parameter, Any]], lr: Variable) -> None:
+    """Append one operator for each parameter; those of one kind that follow each other are made together."""
+    known = optimizer.op_type != ""
+    require(known, f"{type(optimizer).__name__} has no append_update", ProgramError, OWN_RULES)
+    shared, groups = optimizer._shared, optimizer._groups
+    latest: UpdateTemplate | None = None
+    alike: ParamsGrads = []
+    for param, grad in pairs:
+        wanted, attrs = optimizer.wanted_states(param), optimizer.attrs(param)
+        kind = kind_of(g.block, param, grad, lr, groups.get(param.name), wanted, shared.flags)
+        template = shared.templates.of(kind, attrs) if kind else None
+        if latest is not None and template is not latest:
+            latest.append(alike)
+            alike = []
+        latest = template
+        if template is not None:
+            alike.append((param, grad))
+        else:
+            _append_first(optimizer, g, (param, grad, lr), attrs, wanted, kind)
+    if latest is not None:
+        latest.append(alike)
+
+
+def new_states(optimizer: Any, param: Parameter) -> dict[str, Any]:
+    """{slot: a new persistable variable} of what the update of `param` keeps."""
+    wanted = optimizer.wanted_states(param).items()
+    states = {slot: optimizer.state(param, name, optimizer.initial) for slot, name in wanted}
+    for slot, (name, beta) in optimizer.powers.items():
+        first = optimizer.of(param, beta)
+        first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
+        states[slot] = optimizer.state(param, name, first, ONE_NUMBER)
+    return states
+
+
+def _append_first(
+    optimizer: Any, g: Builder, given: tuple[Parameter, Any, Any], attrs: dict[str, Any],
+    wanted: Mapping[str, str], kind: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Append the update of (parameter, gradient, rate), checked; those after it that are of its kind are like it."""
+    param, shared = given[0], optimizer._shared
+    first = len(shared.startup.ops)
+    states = new_states(optimizer, param)
+    names = {v.name for v in states.values()}
+    fills = [op for op in shared.startup.ops[first:] if any(v.name in names for v in op.output_vars)]
+    if optimizer.multi_precision and param.dtype in LOW_PRECISION:
+        states["MasterParam"] = master_weight(param, shared.startup)
+    read = dict(zip(get_op(optimizer.op_type).input_names, given, strict=False))
+    out = {"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}}
+    g.emit(optimizer.op_type, **read, **states, **shared.flags, **attrs, out=out, needs=WRITTEN)
+    update = g.block.ops[-1]
+    if kind and update.outputs.keys() <= out.keys() and not holds_variables(attrs) and not is_own(optimizer, "state"):
+        keys = [*wanted.values(), *[name for name, _ in optimizer.powers.values()]]
+        suffixes = {slot: suffix(optimizer, key) for slot, key in zip(states, keys, strict=False)}
+        shared.templates.add(kind, attrs, UpdateTemplate(update, shared.startup, fills, suffixes))
+
+
+def suffix(optimizer: Any, what: str) -> str:
+    """What stands behind the parameter's name in the name of a state."""
+    return f"_{optimizer.name}_{what}" if optimizer.name else f"_{what}"
