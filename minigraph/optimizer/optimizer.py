@@ -205,10 +205,8 @@ class Optimizer(FixedOnceUsed):
         return any(self._clip_of(p) or self._regularizer_of(p) for p in params)
 
     def _rate_factor(self, param: Parameter) -> float:
-        group = self._groups.get(param.name, {})
-        return check_number(
-            "ParamAttr.learning_rate", param.optimize_attr["learning_rate"] * group.get("rate_factor", 1.0)
-        )
+        factor = param.optimize_attr["learning_rate"] * self._groups.get(param.name, {}).get("rate_factor", 1.0)
+        return check_number("ParamAttr.learning_rate", factor)
 
     def _clip_of(self, param: Parameter) -> Any:
         return self._groups.get(param.name, {}).get("grad_clip", self.grad_clip)

@@ -1,4 +1,8 @@
-"""The updates of one optimizer: an operator for each parameter, or what a user's rule builds around it."""
+"""The updates of one optimizer: an operator for each parameter, or what a user's rule builds.
+
+Where all updates share flags, a factor on gradients or a step that is skipped, operators take them as inputs; what a
+user writes knows nothing of them. Merged gradients and loss scaling have such flags.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,7 @@ from minigraph.program.builder import Builder
 from minigraph.program.known import holds_variables
 from minigraph.types import float64, tensor_type
 
-from .gradients import ParamsGrads
-from .own_rules import append_own, is_own
+from .gradients import ParamsGrads, scaled
 from .settings import LOW_PRECISION
 from .states import UpdateTemplate, kind_of, master_weight
 from .variable_betas import FIRST_POWERS
@@ -29,8 +32,8 @@ WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"  # optional outputs
 def append_updates(optimizer: Any, g: Builder, pairs: ParamsGrads, lr: Variable) -> None:
     """Append the updates of parameters with one learning rate, in their order."""
     own = [method for method in HOOKS if is_own(optimizer, method)]
-    scaled = optimizer._shared.flags and "append_update" in own
-    update = partial(append_own, optimizer) if scaled else optimizer.append_update
+    flagged = optimizer._shared.flags and "append_update" in own
+    update = partial(append_own, optimizer) if flagged else optimizer.append_update
     for alone, some in itertools.groupby(pairs, lambda pair: not own and optimizer.is_one_operator(pair[0])):
         if alone:
             append_operators(optimizer, g, some, lr)
@@ -98,3 +101,35 @@ def _append_first(
 def suffix(optimizer: Any, what: str) -> str:
     """What stands behind the parameter's name in the name of a state."""
     return f"_{optimizer.name}_{what}" if optimizer.name else f"_{what}"
+
+
+def is_own(optimizer: Any, method: str) -> bool:
+    """Whether a user wrote this method of the optimizer: in a class of one's own, or for this object alone."""
+    writer = next(c for c in type(optimizer).__mro__ if method in vars(c))
+    return method in vars(optimizer) or not writer.__module__.startswith(f"{__package__}.")
+
+
+def append_own(optimizer: Any, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
+    """Append a user's update: its gradient is scaled before, and what it writes goes back where a step is skipped."""
+    shared = optimizer._shared
+    flags, shared.flags = shared.flags, {}
+    try:
+        if "GradScale" in flags:
+            ((_, grad),) = scaled([(param, grad)], flags["GradScale"])
+        first = len(g.block.ops)
+        optimizer.append_update(g, param, grad, lr)
+        if "SkipUpdate" in flags:
+            go_back(g, first, flags["SkipUpdate"])
+    finally:
+        shared.flags = flags
+
+
+def go_back(g: Builder, first: int, skip: Variable) -> None:
+    """Let the states that operators from `first` on write be as before where `skip` is true."""
+    ops, end = g.block.ops, len(g.block.ops)
+    written = {v.name: v for op in ops[first:] for v in op.output_vars if v.persistable}
+    skip = g.reshape(skip, shape=())
+    before = [g.assign(v) for v in written.values()]
+    ops[first:] = [*ops[end:], *ops[first:end]]
+    for v, old in zip(written.values(), before, strict=True):
+        g.where(skip, old, v, out={"Out": v})

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
-from minigraph.optimizer.own_rules import go_back
 from minigraph.optimizer.settings import positive_int
 from minigraph.optimizer.states import persistable
+from minigraph.optimizer.updates import go_back
 from minigraph.optimizer.wrapped import Wrapping, all_or_nothing, rule_of
 from minigraph.program import (
     Operator,
