@@ -12,8 +12,8 @@ Constants are computed as on a CPU: in the operator's own type, 16-bit floats in
 once. At most EVALUATED elements are computed; of a pointwise function of equal elements it is one.
 
 Refused is a value that is differentiated, persistable, updated in place or larger. An operator that
-fails when it is computed is left to the run, and so is one that makes NaN or an infinity: check_nan_inf
-names it there. Masks of -inf that the user wrote are constants as others. Random operators are none.
+fails when it is computed is left to the run, and so is one that makes NaN or an infinity: there
+check_nan_inf names it. Masks of -inf that the user wrote are constants. Random operators are none.
 """
 
 from __future__ import annotations
