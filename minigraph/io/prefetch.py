@@ -85,7 +85,7 @@ def mapped(
         workers.end()  # a thread that hangs does not hold up who leaves
 
 
-class _Reading:
+class _Ahead:
     """Values that are read one by one, inside the guards of who made this."""
 
     def __init__(self, source: Callable[[], Iterable[Any]]) -> None:
@@ -105,7 +105,7 @@ class _Reading:
 def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]:
     """The values of source(), which a thread reads up to `ahead` of them before they are asked for."""
     ready, room, left = queue.SimpleQueue[Any](), queue.SimpleQueue[None](), list[bool]()
-    workers, own, reading = Workers(), os.getpid(), _Reading(source)
+    workers, own, reading = Workers(), os.getpid(), _Ahead(source)
     wanted = weakref.ref(reading)  # it goes with this generator
 
     def put(item: Any) -> bool:
