@@ -206,7 +206,7 @@ class Optimizer(FixedOnceUsed):
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
             own = self._shared.flags and is_own(self, "append_update")
             update = partial(append_own, self) if own else self.append_update
-            with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
+            with program.emitting("optimize", site=site), startup.emitting(startup.emission.role, site=site):
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     update(g, p, grad, rate.times(g, factor))
