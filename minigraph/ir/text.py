@@ -201,7 +201,7 @@ class _Parser:
         known = block.vars.get(name.text)
         if known is None:
             return block._add(Variable(block, name.text, type, stop_gradient=born_frozen(opdef, str(self.role)),
-                                       site=self.program.site))  # fmt: skip
+                                       site=self.program.emission.site))  # fmt: skip
         if known.type != type:
             line.fail(f"{name} is {type} here, it was {known.type} before", name)
         return known

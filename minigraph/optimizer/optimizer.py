@@ -188,7 +188,7 @@ class Optimizer(FixedOnceUsed):
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._shared)
             g, first = Builder(program.global_block()), len(program.ops)
             startup, site = self._shared.startup.program, call_site()  # one line wrote all updates
-            with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
+            with program.emitting("optimize", site=site), startup.emitting(startup.emission.role, site=site):
                 for factor, some in itertools.groupby(pairs, lambda pair: self._rate_factor(pair[0])):
                     append_updates(self, g, list(some), rate.times(g, factor))
         self._shared.settle(program, self.grad_clip, self._groups)

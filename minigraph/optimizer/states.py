@@ -187,10 +187,10 @@ def kind_of(
     """
     if not all([isinstance(v, Variable) and v.block is block for v in (param, grad, lr)]):
         return ()
-    program = block.program
+    now = block.program.emission
     return (
         id(param.type), id(grad.type), id(lr), id(group), *wanted, *wanted.values(), *flags,
-        *map(id, flags.values()), program.role, program.differentiated, program.site, program.scope_name,
+        *map(id, flags.values()), now.role, now.differentiated, now.site, block.program.scope_name,
     )  # fmt: skip
 
 

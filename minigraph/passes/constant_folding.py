@@ -12,7 +12,8 @@ Constants are computed as on a CPU: in the operator's own type, 16-bit floats in
 once. At most EVALUATED elements are computed; of a pointwise function of equal elements it is one.
 
 Refused is a value that is differentiated, persistable, updated in place or larger. An operator that
-fails when it is computed is left to the run. Random operators are no constants.
+fails when it is computed is left to the run, and so is one that makes NaN or an infinity: there
+check_nan_inf names it. Masks of -inf that the user wrote are constants. Random operators are none.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from minigraph.opdef.reference import computed, run_reference
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import is_unread, take_out, unlink
 from minigraph.passes.engine.rule import Refused, refuse_unless
-from minigraph.types import TensorType, normalize_axes
+from minigraph.types import TensorType, float64, normalize_axes
 
 RULE = "Constant"
 LITERAL, EVALUATED = 256, 1 << 16  # elements
@@ -91,7 +92,21 @@ def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np
     for slot, results in _computed(op, inputs, attrs).items():
         for v, result, t in zip(op.outputs.get(slot, ()), results, types[slot], strict=False):
             values[v] = _compact(result.astype(t.dtype), t)
+    given = {kind for a in (*arrays, *op.attrs.values()) for kind in _not_finite(a)}
+    made = {kind for value in values.values() for kind in _not_finite(value)} - given
+    refuse_unless(not made, f"it makes {' and '.join(sorted(made))}")
     return values
+
+
+def _not_finite(value: Any) -> set[str]:
+    """What of nan, inf and -inf a constant or an attribute holds."""
+    if not isinstance(value, (np.ndarray, float, tuple)):
+        return set()
+    numbers = np.atleast_1d(value)
+    numbers = numbers[(slice(1),) * numbers.ndim] if _is_uniform(numbers) else numbers
+    if numbers.dtype.kind in "biuUO" or np.isfinite(numbers).all():
+        return set()
+    return {str(x) for x in np.unique(numbers[~np.isfinite(numbers)].astype(float64))}
 
 
 def _is_spread(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:

@@ -76,7 +76,7 @@ class Block(PartOfProgram):
         type = type or tensor_type(shape, dtype if dtype is not None else default_dtype())
         return self._add(
             Variable(self, name, type, persistable=persistable, stop_gradient=stop_gradient, is_data=is_data,
-                     site=self.program.site or call_site())
+                     site=self.program.emission.site or call_site())
         )  # fmt: skip
 
     def create_parameter(
@@ -151,11 +151,11 @@ class Block(PartOfProgram):
     ) -> tuple[Operator, Mapping[str, list[TensorType]]]:
         """A checked Operator without outputs that is not in the Block yet, and its output types."""
         program = self.program
-        site = program.site or call_site()
+        now = program.emission
+        site = now.site or call_site()
         try:
             with ONE_CHANGE:
-                program.check_free()  # the role is that of who is in the middle of a change
-                role, forward = program.role, program.differentiated
+                program.check_free()
             opdef = get_op(type)
             for slot, variables in inputs.items():
                 for i, v in enumerate(variables):
@@ -167,7 +167,8 @@ class Block(PartOfProgram):
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(
-            self, opdef, inputs, {}, bound, role=role, forward=forward, site=site, scope_name=program.scope_name
+            self, opdef, inputs, {}, bound, role=now.role, forward=now.differentiated, site=site,
+            scope_name=program.scope_name,
         )
         return op, inferred
 
@@ -285,7 +286,8 @@ def add_again(op: Operator, times: int, prefix: str) -> list[Variable]:
 def keep(block: Block, names: Sequence[str], types: Sequence[TensorType]) -> list[Variable]:
     """Add persistable variables through which no gradient flows; their names are fit and free."""
     program = block.program
-    made = new_variables(block, names, types, persistable=True, stop_gradient=True, site=program.site or call_site())
+    site = program.emission.site or call_site()
+    made = new_variables(block, names, types, persistable=True, stop_gradient=True, site=site)
     with ONE_CHANGE:
         for name in names:
             _check_new(block, name)

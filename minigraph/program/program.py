@@ -11,20 +11,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from minigraph.errors import (
-    CallSite,
-    FeedError,
-    ProgramError,
-    nearest,
-    raise_unknown,
-    require,
-    shortened,
-)
+from minigraph.errors import FeedError, ProgramError, nearest, raise_unknown, require, shortened
 from minigraph.errors.kinds import NAME, NO_NUMBERS, UNKNOWN_FEED, UNKNOWN_NAME, no_memory
 from minigraph.opdef.body import body_for_test
 from minigraph.opdef.inner import InnerBlock
@@ -73,9 +65,6 @@ class Program(Changing, NotPickled):
         super().__init__()
         self.version = 0
         self._random_seed = 0
-        self.role = "forward"  # role of operators that are appended now
-        self.differentiated: Operator | None = None  # forward link of operators that are appended now
-        self.site: CallSite | None = None  # where they come from, if not from the user's current line
         self.lr_schedulers: list[tuple[Variable, Any]] = []
         self.loaders: list[Any] = []  # whose next_feed() a run takes that does not feed their variables
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
@@ -169,18 +158,6 @@ class Program(Changing, NotPickled):
                 hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
             )
         return v
-
-    @contextmanager
-    def emitting(
-        self, role: str, *, forward: Operator | None = None, site: CallSite | None = None
-    ) -> Iterator[None]:
-        """Operators appended inside have this role, forward link and (if given) user's line."""
-        saved = self.role, self.differentiated, self.site
-        self.role, self.differentiated, self.site = role, forward, site or self.site
-        try:
-            yield
-        finally:
-            self.role, self.differentiated, self.site = saved
 
     def clone(self, for_test: bool = False) -> Program:
         """A copy. With for_test only what a test runs (`prune.ops_for_test`), in its inference form (no dropout).

@@ -153,6 +153,18 @@ class Slow(Program):
         self._count = number
 
 
+def test_lines_in_a_shared_startup_program_are_those_of_their_thread():
+    startup = Program("startup")
+    with half_minimized(Program("main"), startup):  # its states are of the line of `minimize`
+        first = len(startup.ops)
+        with static.program_guard(Program(), startup):
+            layer = nn.Linear(2, 2)
+            own = startup.global_block().create_var("own", [2], "float32", persistable=True)
+        parts = [*startup.ops[first:], layer.weight, own]
+    lines = [part.site.text().partition(": ")[2] for part in parts]
+    assert [line[:6] for line in lines] == ["layer "] * 3 + ["own = "]
+
+
 def test_operators_of_several_threads_have_numbers_of_their_own():
     """The number keys the random numbers of an operator."""
     main = Slow("main")

@@ -321,6 +321,32 @@ def test_constants_are_what_their_user_wrote_but_nan():
                 assert refused(Executor(), main, {}, [out], Scope()).operator == "fill_constant"
 
 
+@pytest.mark.parametrize("place", ["", "cond"])
+@pytest.mark.parametrize("make", [
+    lambda: mg.log(mg.full([3], 0.0)), lambda: mg.full([3], 1.0) / mg.full([3], 0.0),
+    lambda: mg.sqrt(mg.full([3], -1.0)), lambda: mg.cast(mg.cast(mg.full([3], 1e6), "float16"), "float32"),
+], ids=["log", "division", "sqrt", "cast"])  # fmt: skip
+def test_what_is_made_of_constants_is_refused_with_rewrites_too(make, place):
+    main = Program("main")
+    with program_guard(main, Program()):
+        x = mg.static.data("x", [3])
+        out = mg.static.nn.cond(mg.mean(x) > 0, lambda: x + make(), lambda: x) if place else x + make()
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy.all(check_nan_inf=True))
+    refused(Executor(), compiled, {"x": np.ones(3, "float32")}, [out], Scope())
+
+
+def test_masks_made_of_constants_pass_and_are_folded():
+    main = Program("main")
+    with program_guard(main, Program()):
+        x = mg.static.data("x", [4, 4])
+        out = mg.nn.functional.softmax(x + mg.triu(mg.full([4, 4], float("-inf")), 1))
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy.all(check_nan_inf=True))
+    (row, *_), = Executor().run(compiled, {"x": np.ones((4, 4), "float32")}, [out], scope=Scope())
+    assert row.tolist() == [1, 0, 0, 0]
+    folded = CompiledProgram(main, build_strategy=BuildStrategy(constant_folding=True)).program_for([out.name])
+    assert "triu" not in {op.type for op in folded.ops}
+
+
 def test_infinity_of_the_other_sign_is_made():
     """A label that is masked: the scores' -inf is meant, the loss's inf is not."""
     main = Program("main")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock, get_ident
+from threading import RLock, get_ident, local
 from typing import Any
 
-from minigraph.errors import ProgramError
+from minigraph.errors import CallSite, ProgramError
 
 ONE_CHANGE = RLock()  # held while one operator or variable comes or goes, and by who forks
 
@@ -16,6 +16,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=ONE_CHANGE.acquire, after_in_parent=ONE_CHANGE.release, after_in_child=ONE_CHANGE.release
     )
+
+
+class Emission(local):
+    """What holds for operators that are appended now; each thread has its own, since several may fill one program.
+
+    role, differentiated   their role and forward link
+    site                   where they come from, if not from the user's current line
+    """
+
+    role = "forward"
+    differentiated: Any = None
+    site: CallSite | None = None
 
 
 class Changing:
@@ -32,6 +44,18 @@ class Changing:
 
     def __init__(self) -> None:
         self._added: dict[int, list[Any]] = {}  # by threads in the middle of `undone_on_error`
+        self.emission = Emission()
+
+    @contextmanager
+    def emitting(self, role: str, *, forward: Any = None, site: CallSite | None = None) -> Iterator[None]:
+        """Operators that this thread appends inside have this role, forward link and (if given) user's line."""
+        now = self.emission
+        saved = now.role, now.differentiated, now.site
+        now.role, now.differentiated, now.site = role, forward, site or now.site
+        try:
+            yield
+        finally:
+            now.role, now.differentiated, now.site = saved
 
     @contextmanager
     def being_changed(self) -> Iterator[None]:
