@@ -17,7 +17,6 @@ from minigraph.errors import ProgramError, call_site, raise_unknown, require, sh
 from minigraph.errors.kinds import FOREIGN, LOSS, NO_GRADIENT, OVERWRITTEN, UNKNOWN_NAME
 from minigraph.types import TensorType
 
-from .block import add_again
 from .blocks.open_blocks import building
 from .builder import Builder, GradNeeds, alone, as_list, rule_gradients
 from .program import Block, Operator, Parameter, Variable
@@ -319,16 +318,6 @@ class _GradBuilder(GradNeeds, Builder):
 
     def default_prefix(self, op_type: str) -> str:
         return NEW_PREFIX
-
-    def emit_each(self, times: int, op_type: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """As so many calls of `emit`; only the first one is checked where it makes one value that has no name yet."""
-        if times < 2:
-            return super().emit_each(times, op_type, *args, **kwargs)
-        first = self.emit(op_type, *args, **kwargs)
-        op = self.block.ops[-1]
-        if not isinstance(first, Variable) or not _is_new(first) or sum(map(len, op.outputs.values())) != 1:
-            return [first, *super().emit_each(times - 1, op_type, *args, **kwargs)]
-        return [first, *add_again(op, times - 1, NEW_PREFIX)]
 
     def new_var(self, op: Operator, prefix: str, type: TensorType) -> Variable:
         if prefix is not NEW_PREFIX:

@@ -21,7 +21,7 @@ from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
 from .blocks.block_numbers import sub_programs
-from .changes import FixedSlots, Ops, SlotVars, Vars, rename_variable
+from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
@@ -257,30 +257,6 @@ def add_alike(block: Block, alike: Iterable[tuple[Operator, Slots, Slots]]) -> l
         list.extend(block.ops, made)  # nothing else changes
         program.numbered += len(made)
     return made
-
-
-def add_again(op: Operator, times: int, prefix: str) -> list[Variable]:
-    """Put so many operators at the end that are like `op` but for the value that it writes; returns their values.
-
-    Each value gets the next number of the program, behind `prefix`, and then its operator the next one.
-    """
-    block, ((slot, (own,)),) = op.block, op.outputs.items()
-    program = block.program
-    with ONE_CHANGE:
-        numbers = range(program.numbered, program.numbered + 2 * times, 2)
-        names = [f"{prefix}{number}" for number in numbers]
-        for name in names:
-            _check_new(block, name)
-        new = new_variables(
-            block, names, [own.type] * times, persistable=own.persistable, stop_gradient=own.stop_gradient, site=op.site
-        )
-        outputs = [FixedSlots({slot: SlotVars((v,))}) for v in new]
-        made = [op.like(op.inputs, out, number + 1) for out, number in zip(outputs, numbers, strict=True)]
-        program.adding(*made, *new)
-        dict.update(block.vars, zip(names, new, strict=True))  # nothing else changes
-        list.extend(block.ops, made)
-        program.numbered += 2 * times
-    return new
 
 
 def keep(block: Block, names: Sequence[str], types: Sequence[TensorType]) -> list[Variable]:

@@ -96,7 +96,6 @@ class GradNeeds:
 
     needs: Collection[str] = ()
     active: Collection[int] = ()
-    emit: Callable[..., Any]
 
     def is_active(self, v: Any) -> bool:
         """Whether a gradient of this input of the forward operator is asked for."""
@@ -105,10 +104,6 @@ class GradNeeds:
     def wanted(self, slot: str, needs: Collection[str]) -> bool:
         """Of the optional outputs `X_grad`, those are created whose X needs a gradient."""
         return slot in needs or slot.removesuffix("_grad") in self.needs
-
-    def emit_each(self, times: int, op_type: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """What so many calls of `emit` give that are the same."""
-        return [self.emit(op_type, *args, **kwargs) for _ in range(times)]
 
     def among(self, **outputs: str) -> list[str]:
         """Of {input slot: output slot that holds its gradient} the outputs that are needed."""

@@ -14,9 +14,6 @@ import pytest
 import minigraph as mg
 from minigraph import static
 from minigraph.errors import FetchError, ProgramError
-from minigraph.program import Block
-from minigraph.program.backward import _GradBuilder
-from minigraph.program.builder import GradNeeds
 from tests.support import gpu_stub
 from tests.support.gradient_programs import PROGRAMS, Box, run
 from tests.support.pruned_runs import with_passes
@@ -330,33 +327,3 @@ def test_a_test_clone_of_a_program_whose_passes_join_elementwise_operators(flag:
         (found,) = exe.run(fused.clone(for_test=True), feed, [out.name], scope=scope)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert before == {name: scope.read(name).tobytes() for name in scope.list_names()}
-
-
-@pytest.mark.parametrize("inputs", [1, 2, 5])
-def test_operators_that_are_the_same_are_as_if_each_were_emitted_by_itself(
-    inputs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def facts() -> list[Any]:
-        main = static.Program("main")
-        with static.program_guard(main, static.Program()), mg.base.unique_name.guard(), static.name_scope("layer"):
-            params = [static.create_parameter([2, 3], "float32") for _ in range(inputs)]
-            total = mg.add_n([*params, params[0]])
-            pairs = static.append_backward(mg.mean(total * static.data("x", [2, 3])))
-        assert [g.name for _, g in pairs] == [f"{p.name}@GRAD" for p in params]
-        block = main.global_block()
-        assert all(block.vars[v.name] is v for op in main.ops for v in (*op.input_vars, *op.output_vars))
-        assert all(op.attrs.op is op and op.forward in main.ops for op in main.ops if op.type == "assign")
-        numbers = [
-            (op.type, op.number, op.role, str(op.site).partition(":")[0], op.grad_slot, op.input_arg_names,
-             op.output_arg_names) for op in main.ops
-        ]  # fmt: skip
-        return [str(main), numbers, [(n, str(v), v.stop_gradient, v.persistable) for n, v in main.vars.items()]]
-
-    checked, real = list[str](), Block.prepare_op
-    monkeypatch.setattr(
-        Block, "prepare_op", lambda self, type, *more: checked.append(type) or real(self, type, *more)
-    )
-    found = facts()
-    assert checked.count("assign") == 1
-    monkeypatch.setattr(_GradBuilder, "emit_each", GradNeeds.emit_each)
-    assert found == facts() and checked.count("assign") == 2 + inputs
