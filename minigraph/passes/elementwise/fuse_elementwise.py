@@ -28,6 +28,7 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OPS, get_op
 from minigraph.opdef.body import Member, format_member, infer_body, layout_of, parse_body
+from minigraph.passes.engine.lives import Lives
 from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import read_instead, take_out, take_out_unread, unlink
 from minigraph.passes.engine.rule import Refused, refuse_unless
@@ -141,6 +142,7 @@ def _is_ones(v: VarNode) -> bool:
 def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
     """The groups of the graph, in order of their first operators."""
     group_of = {op: group for group in loss_groups(graph, report) for op in group.ops}
+    lives = Lives(graph)
     for op in filter(is_candidate, graph.ops):
         group = group_of.get(op)
         inside = group.inside if group is not None else ()
@@ -158,7 +160,7 @@ def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
                 if near.ops[0] in group.inside:
                     continue
                 try:
-                    group = joined(near, group)
+                    group = joined(near, group, lives)
                 except Refused as no:
                     report.missed("Group", len(near.ops), no, op.site)
                     refused.append(near)

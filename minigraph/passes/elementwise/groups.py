@@ -16,6 +16,8 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OpDef
 from minigraph.opdef.body import ROW, SUM, WHOLE, BodyLayout, Member, is_pointwise, layout_of
+from minigraph.passes.engine.lives import FREE, Lives
+from minigraph.passes.engine.log import bytes_text
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType
 
@@ -122,8 +124,11 @@ def _is_update(v: VarNode) -> bool:
     return before is not None and (not before.given or bool(before.consumers))
 
 
-def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
-    """Both groups as one; refuses where they do not fit or nothing is saved."""
+def joined(a: FusionGroup, b: FusionGroup, lives: Lives | None = None) -> FusionGroup:
+    """Both groups as one; refuses where they do not fit or nothing is saved.
+
+    lives   refuses also where the graph would need more memory
+    """
     if a.role != b.role and "optimize" in (a.role, b.role):
         raise Refused("{} is part of {}, {} of {}", a.ops[-1], a.role, b.ops[-1], b.role)
     refuse_unless(len(a.ops) + len(b.ops) <= MOST_MEMBERS, "a kernel has at most {} members", MOST_MEMBERS)
@@ -146,6 +151,8 @@ def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
         raise Refused("no bytes to speak of are saved by {} with {}", a.ops[-1], b.ops[-1])
     if a.role != b.role and not _meet(a, b, group):
         raise Refused("{} runs long before {}, what it reads would be kept", a.ops[-1], b.ops[-1])
+    if lives is not None and (more := lives.more_as_one(group.ops, group.reads, group.written)) > FREE:
+        raise Refused("with {} {} needs more memory: {}", a.ops[-1], b.ops[-1], bytes_text(more))
     return group
 
 
