@@ -151,9 +151,24 @@ def joined(a: FusionGroup, b: FusionGroup, lives: Lives | None = None) -> Fusion
         raise Refused("no bytes to speak of are saved by {} with {}", a.ops[-1], b.ops[-1])
     if a.role != b.role and not _meet(a, b, group):
         raise Refused("{} runs long before {}, what it reads would be kept", a.ops[-1], b.ops[-1])
-    if lives is not None and (more := lives.more_as_one(group.ops, group.reads, group.written)) > FREE:
-        raise Refused("with {} {} needs more memory: {}", a.ops[-1], b.ops[-1], bytes_text(more))
+    if lives is not None and _something_waits(group):
+        more = lives.more_as_one(group.ops, group.reads, group.written)
+        if more > FREE:
+            raise Refused("with {} {} needs more memory: {}", a.ops[-1], b.ops[-1], bytes_text(more))
     return group
+
+
+def _something_waits(group: FusionGroup) -> bool:
+    """Whether the group reads what is free before its last member runs, for which nothing of its type stays inside."""
+    last, inside = group.ops[-1], group.inside
+    early = [v.type for v in group.reads if not v.given and last not in v.read_by]
+    if early:
+        inner = [v.type for v in {*last.input_vars} if v.producer in inside and inside.issuperset(v.read_by)]
+        for t in early:
+            if t not in inner:
+                return True
+            inner.remove(t)
+    return False
 
 
 def _meet(a: FusionGroup, b: FusionGroup, both: FusionGroup) -> bool:
