@@ -85,8 +85,8 @@ def _root(v: VarNode) -> VarNode:
 
 
 def _readers(v: VarNode) -> Iterator[OpNode]:
-    """The operators that read the memory of `v`, through views, too."""
-    for op in v.read_by:
+    """The operators that read the memory of `v`, through views, too; those that came last first."""
+    for op in reversed(v.read_by):
         if op.opdef.shows is not None:
             for view in op.output_vars:
                 yield from _readers(view)
@@ -98,8 +98,13 @@ def _last_outside(v: VarNode, inside: Collection[OpNode], ranks: Sequence[Rank])
     """The last step at which others need `v`; one behind all for what is needed later."""
     if v.pinned is not None:
         return len(ranks)
-    last = max((op.rank for op in _readers(v) if op not in inside), default=ranks[0])
-    return len(ranks) if last > ranks[-1] else bisect.bisect_right(ranks, last) - 1
+    last = ranks[0]
+    for op in _readers(v):
+        if op not in inside and op.rank > last:
+            last = op.rank
+            if last > ranks[-1]:  # of many readers the others need no look
+                return len(ranks)
+    return bisect.bisect_right(ranks, last) - 1
 
 
 class Lives:
