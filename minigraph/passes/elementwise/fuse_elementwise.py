@@ -4,7 +4,8 @@
 
 One rule groups forward and gradient operators, in the order of the schedule. An operator joins the groups of the
 operators that write what it reads, or that read it too, if three things hold: the shapes agree, no operator outside
-would have to run in between, and bytes are saved. Values that others read, or that are fetched, become outputs of the
+would have to run in between, and bytes are saved. It does not where the program would then need more memory at its
+peak (engine/lives.py), as where a cast to a wider type is fused and what it reads waits beside the result. Values that others read, or that are fetched, become outputs of the
 group. Only values that are one number everywhere are computed twice. Values updated in place stay where they are.
 
 Before that, operators that only copy a value disappear: the gradients of an addition are the gradient of its sum, and
@@ -35,7 +36,7 @@ from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType, bfloat16, float16
 
 from .bias_sums import bias_sums, give_back
-from .groups import FusionGroup, SameShapes, is_candidate, joined, neighbours, span, start_group
+from .groups import FusionGroup, NeedsMemory, SameShapes, is_candidate, joined, neighbours, span, start_group
 from .loss_groups import loss_groups
 from .split_reductions import join_alone, split_reductions, spread_gradients
 
@@ -162,6 +163,8 @@ def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
                 try:
                     group = joined(near, group, lives)
                 except Refused as no:
+                    if isinstance(no, NeedsMemory):
+                        report.refuse("Group", op.label(), str(no), op.site)
                     report.missed("Group", len(near.ops), no, op.site)
                     refused.append(near)
             waiting = refused

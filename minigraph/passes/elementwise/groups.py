@@ -27,6 +27,11 @@ LEAST_SAVED = 1e-3  # of what both move: a scale that two norms share is no reas
 
 Slots = tuple[tuple[Any, ...], ...]  # (slot, number, ...)
 
+
+class NeedsMemory(Refused):
+    """Both would fit, and the program would need more memory."""
+
+
 FIRST: Rank = (-1,)
 LAST: Rank = (1 << 62,)
 _rank = attrgetter("rank")
@@ -154,7 +159,7 @@ def joined(a: FusionGroup, b: FusionGroup, lives: Lives | None = None) -> Fusion
     if lives is not None and _something_waits(group):
         more = lives.more_as_one(group.ops, group.reads, group.written)
         if more > FREE:
-            raise Refused("with {} {} needs more memory: {}", a.ops[-1], b.ops[-1], bytes_text(more))
+            raise NeedsMemory("with {} {} needs more memory: {}", a.ops[-1], b.ops[-1], bytes_text(more))
     return group
 
 
