@@ -3,10 +3,11 @@
     dropout(elementwise_add(X, Y)) -> fused_elementwise(X, Y)      and so on, for any such operators that meet
 
 One rule groups forward and gradient operators, in the order of the schedule. An operator joins the groups of the
-operators that write what it reads, or that read it too, if three things hold: the shapes agree, no operator outside
-would have to run in between, and bytes are saved. It does not where the program would then need more memory at its
-peak (engine/lives.py), as where a cast to a wider type is fused and what it reads waits beside the result. Values that others read, or that are fetched, become outputs of the
-group. Only values that are one number everywhere are computed twice. Values updated in place stay where they are.
+operators that write what it reads, or that read it too, if four things hold: the shapes agree, no operator outside
+would have to run in between, bytes are saved, and the program needs no more memory (engine/lives.py): what a cast
+reads, or what else would be free earlier, waits for the group. Values that others read, or that are fetched, become
+outputs of the group. Only values that are one number everywhere are computed twice. Values updated in place stay where
+they are.
 
 Before that, operators that only copy a value disappear: the gradients of an addition are the gradient of its sum, and
 a product with 1, as at the end of a loss, is its other factor. An operator of which others read only the shape goes
@@ -36,7 +37,16 @@ from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType, bfloat16, float16
 
 from .bias_sums import bias_sums, give_back
-from .groups import FusionGroup, NeedsMemory, SameShapes, is_candidate, joined, neighbours, span, start_group
+from .groups import (
+    FusionGroup,
+    NeedsMemory,
+    SameShapes,
+    is_candidate,
+    joined,
+    neighbours,
+    span,
+    start_group,
+)
 from .loss_groups import loss_groups
 from .split_reductions import join_alone, split_reductions, spread_gradients
 

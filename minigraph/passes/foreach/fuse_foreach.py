@@ -13,7 +13,7 @@ each other are joined; that is how `mg.foreach` writes them. A chain of large va
 a neighbour is left to it.
 
 Operators on lists hold all that they read beside all that they write. Where that is more than the program needs
-elsewhere, as of casts of all gradients, lists are cut.
+elsewhere (engine/lives.py), as of casts of all gradients, lists are cut.
 """
 
 from __future__ import annotations
