@@ -105,6 +105,7 @@ SELDOM = {  # in random programs; test_fuse_foreach.py has the first four, tests
     "own operand": r"would be an operand of what computes it$",
     "backward does not read": r"^backward does not read",
     "not kept": r"is not kept for backward$|cannot wait",
+    "memory": r"needs more memory: |need more memory at once",
     "read as a whole": r"which would need a copy$",
 }
 

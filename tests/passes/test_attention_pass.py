@@ -13,7 +13,7 @@ import pytest
 import minigraph as mg
 from minigraph.compiler.validate import distance
 from minigraph.ir.graph import Graph
-from minigraph.passes.attention import masks, positions
+from minigraph.passes.attention import mask_by_position, masks
 from minigraph.passes.attention import memory_efficient_attention as rewriting
 from minigraph.passes.attention import scores as attention_scores
 from minigraph.passes.engine import replacement as engine
@@ -172,7 +172,7 @@ def finite_fill_becomes_infinite(patch):
 
 
 def any_number_hides(patch):
-    patch.setattr(positions, "HIDES", -1.0)
+    patch.setattr(mask_by_position, "HIDES", -1.0)
 
 
 def subtracted_bias_is_added(patch):

@@ -30,9 +30,8 @@ from minigraph.passes.engine.pattern import Match, Mismatch
 from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
 
 from .found import HEADS_MOVED, Attention, AttentionOperand, Modifier
-from .mask_by_position import MaskByPosition
+from .mask_by_position import MaskByPosition, Position, attributes_of, hidden_by, sees_a_key
 from .masks import EVERYWHERE, MOVES, SAME, Bounds, makers
-from .positions import Position, attributes_of, hidden_by, sees_a_key
 from .scores import probabilities, take_constants, walk
 
 

@@ -3,9 +3,11 @@
     dropout(elementwise_add(X, Y)) -> fused_elementwise(X, Y)      and so on, for any such operators that meet
 
 One rule groups forward and gradient operators, in the order of the schedule. An operator joins the groups of the
-operators that write what it reads, or that read it too, if three things hold: the shapes agree, no operator outside
-would have to run in between, and bytes are saved. Values that others read, or that are fetched, become outputs of the
-group. Only values that are one number everywhere are computed twice. Values updated in place stay where they are.
+operators that write what it reads, or that read it too, if four things hold: the shapes agree, no operator outside
+would have to run in between, bytes are saved, and the program needs no more memory (engine/lives.py): what a cast
+reads, or what else would be free earlier, waits for the group. Values that others read, or that are fetched, become
+outputs of the group. Only values that are one number everywhere are computed twice. Values updated in place stay where
+they are.
 
 Before that, operators that only copy a value disappear: the gradients of an addition are the gradient of its sum, and
 a product with 1, as at the end of a loss, is its other factor. An operator of which others read only the shape goes
@@ -28,13 +30,23 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OPS, get_op
 from minigraph.opdef.body import Member, format_member, infer_body, layout_of, parse_body
+from minigraph.passes.engine.lives import Lives
 from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import read_instead, take_out, take_out_unread, unlink
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType, bfloat16, float16
 
 from .bias_sums import bias_sums, give_back
-from .groups import FusionGroup, SameShapes, is_candidate, joined, neighbours, span, start_group
+from .groups import (
+    FusionGroup,
+    NeedsMemory,
+    SameShapes,
+    is_candidate,
+    joined,
+    neighbours,
+    span,
+    start_group,
+)
 from .loss_groups import loss_groups
 from .split_reductions import join_alone, split_reductions, spread_gradients
 
@@ -141,6 +153,7 @@ def _is_ones(v: VarNode) -> bool:
 def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
     """The groups of the graph, in order of their first operators."""
     group_of = {op: group for group in loss_groups(graph, report) for op in group.ops}
+    lives = Lives(graph)
     for op in filter(is_candidate, graph.ops):
         group = group_of.get(op)
         inside = group.inside if group is not None else ()
@@ -158,8 +171,10 @@ def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
                 if near.ops[0] in group.inside:
                     continue
                 try:
-                    group = joined(near, group)
+                    group = joined(near, group, lives)
                 except Refused as no:
+                    if isinstance(no, NeedsMemory):
+                        report.refuse("Group", op.label(), str(no), op.site)
                     report.missed("Group", len(near.ops), no, op.site)
                     refused.append(near)
             waiting = refused

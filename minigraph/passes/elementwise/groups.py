@@ -16,6 +16,8 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OpDef
 from minigraph.opdef.body import ROW, SUM, WHOLE, BodyLayout, Member, is_pointwise, layout_of
+from minigraph.passes.engine.lives import FREE, Lives
+from minigraph.passes.engine.log import bytes_text
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType
 
@@ -24,6 +26,11 @@ MOST_READERS = 16  # of a value that are looked at for a common kernel
 LEAST_SAVED = 1e-3  # of what both move: a scale that two norms share is no reason to compute one with the other
 
 Slots = tuple[tuple[Any, ...], ...]  # (slot, number, ...)
+
+
+class NeedsMemory(Refused):
+    """Both would fit, and the program would need more memory."""
+
 
 FIRST: Rank = (-1,)
 LAST: Rank = (1 << 62,)
@@ -122,8 +129,11 @@ def _is_update(v: VarNode) -> bool:
     return before is not None and (not before.given or bool(before.consumers))
 
 
-def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
-    """Both groups as one; refuses where they do not fit or nothing is saved."""
+def joined(a: FusionGroup, b: FusionGroup, lives: Lives | None = None) -> FusionGroup:
+    """Both groups as one; refuses where they do not fit or nothing is saved.
+
+    lives   refuses also where the graph would need more memory
+    """
     if a.role != b.role and "optimize" in (a.role, b.role):
         raise Refused("{} is part of {}, {} of {}", a.ops[-1], a.role, b.ops[-1], b.role)
     refuse_unless(len(a.ops) + len(b.ops) <= MOST_MEMBERS, "a kernel has at most {} members", MOST_MEMBERS)
@@ -146,7 +156,24 @@ def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
         raise Refused("no bytes to speak of are saved by {} with {}", a.ops[-1], b.ops[-1])
     if a.role != b.role and not _meet(a, b, group):
         raise Refused("{} runs long before {}, what it reads would be kept", a.ops[-1], b.ops[-1])
+    if lives is not None and _something_waits(group):
+        more = lives.more_as_one(group.ops, group.reads, group.written)
+        if more > FREE:
+            raise NeedsMemory("with {} {} needs more memory: {}", a.ops[-1], b.ops[-1], bytes_text(more))
     return group
+
+
+def _something_waits(group: FusionGroup) -> bool:
+    """Whether the group reads what is free before its last member runs, for which nothing of its type stays inside."""
+    last, inside = group.ops[-1], group.inside
+    early = [v.type for v in group.reads if not v.given and last not in v.read_by]
+    if early:
+        inner = [v.type for v in {*last.input_vars} if v.producer in inside and inside.issuperset(v.read_by)]
+        for t in early:
+            if t not in inner:
+                return True
+            inner.remove(t)
+    return False
 
 
 def _meet(a: FusionGroup, b: FusionGroup, both: FusionGroup) -> bool:

@@ -9,8 +9,11 @@ not written. Parameters and states are updated in place. A chain of operators on
 body and the same data types, whatever the tensors' shapes are; what all read, such as a learning rate, is read once.
 
 Of the role optimize, operators may change places: chains.py says how. Of other roles only operators that stand next to
-each other are joined, so no value lives longer; that is how `mg.foreach` writes them. A chain of large values that
-fuse_elementwise can join with a neighbour is left to it.
+each other are joined; that is how `mg.foreach` writes them. A chain of large values that fuse_elementwise can join with
+a neighbour is left to it.
+
+Operators on lists hold all that they read beside all that they write. Where that is more than the program needs
+elsewhere (engine/lives.py), as of casts of all gradients, lists are cut.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import get_op
 from minigraph.opdef.body import Member, format_member
 from minigraph.passes.elementwise.groups import is_candidate
+from minigraph.passes.engine.lives import FREE, Lives, LiveStep, bytes_at, step_of
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.rule import Refused, refuse_unless
 
@@ -44,8 +48,9 @@ class ChainKind(NamedTuple):
 
 def fuse_foreach(graph: Graph, report: PassReport) -> int:
     """Look for groups of equal chains in each run of operators."""
+    lives = Lives(graph)
     for run in list(_runs(graph)):
-        _join(graph, run, report)
+        _join(graph, run, report, lives)
     return len(report.applied)
 
 
@@ -61,7 +66,7 @@ def _joins(op: OpNode) -> bool:
     return is_member(op) or is_listed(op)
 
 
-def _join(graph: Graph, run: Sequence[OpNode], report: PassReport) -> None:
+def _join(graph: Graph, run: Sequence[OpNode], report: PassReport, lives: Lives) -> None:
     """Put one operator in the place of each group of equal chains."""
     found = Chains(run)
     groups: dict[tuple[int, ChainKind], list[Chain]] = {}
@@ -77,6 +82,7 @@ def _join(graph: Graph, run: Sequence[OpNode], report: PassReport) -> None:
     for (level, signature), chains in groups.items():
         if chains not in chosen and run[0].role == "optimize":
             _tell_alone(level, signature, chains[0], groups, report)
+    chosen = _fitting(run, found.order, chosen, report, lives) if chosen else []
     if not chosen:
         return
     ranks = [op.rank for op in run]
@@ -138,6 +144,68 @@ def _place_numbers(groups: dict[tuple[int, ChainKind], list[Chain]]) -> None:
 def _pays(chains: Sequence[Chain]) -> bool:
     """Whether one operator is better than what fuse_elementwise makes, which leaves alone what is updated in place."""
     return len(chains) > 1 or (bool(chains[0].updated) and len(chains[0].ops) > 1)
+
+
+def _fitting(
+    run: Sequence[OpNode], order: Sequence[OpNode], chosen: list[list[Chain]], report: PassReport, lives: Lives
+) -> list[list[Chain]]:
+    """The lists, cut so that the graph needs no more memory; none where the order alone needs more."""
+    lists = _Lists(run, order)
+    before, after = lists.steps([]), bytes_at(lists.steps(chosen))
+    if max(after) <= max(bytes_at(before)) or max(after) <= (most := lives.room(before) + FREE):  # as of most
+        return chosen
+    fitting = list[list[Chain]]()
+    for chains in chosen:
+        limit, cut = sum(map(_moved, chains)), [chains]
+        while cut and max(bytes_at(lists.steps([*fitting, *cut]))) > most:
+            limit //= 2
+            cut = _cut(chains, limit) if limit else []
+        fitting += cut
+        if cut != [chains]:
+            op, kept = chains[-1].ops[-1], sum(map(len, cut))
+            why = f"all {len(chains)} tensors of a list need more memory at once; {kept} are in {len(cut)} lists"
+            report.refuse(RULE, op.label(), why, op.site)
+    return fitting
+
+
+def _moved(chain: Chain) -> int:
+    """The bytes that a chain reads and writes."""
+    return sum(v.type.least_bytes for v in (*chain.reads, *chain.writes))
+
+
+def _cut(chains: Sequence[Chain], limit: int) -> list[list[Chain]]:
+    """Lists that move at most so many bytes; without what would be alone in one."""
+    cut, size = [list[Chain]()], 0
+    for chain in chains:
+        moved = _moved(chain)
+        if cut[-1] and size + moved > limit:
+            cut.append([])
+            size = 0
+        cut[-1].append(chain)
+        size += moved
+    return [some for some in cut if _pays(some)]
+
+
+class _Lists(NamedTuple):
+    """A run of operators, and the order in which chains stand together."""
+
+    run: Sequence[OpNode]
+    order: Sequence[OpNode]
+
+    def steps(self, lists: Sequence[Sequence[Chain]]) -> list[LiveStep]:
+        """What runs, with these lists at the places of their last operators; the run as it is without lists."""
+        joined = {op: chains for chains in lists for chain in chains for op in chain.ops}
+        steps = []
+        for op, rank in zip(self.order if lists else self.run, [op.rank for op in self.run], strict=True):
+            chains = joined.get(op)
+            if chains is None:
+                steps.append(step_of(op)._replace(rank=rank))
+            elif op is chains[-1].ops[-1]:
+                ops = [op for chain in chains for op in chain.ops]
+                reads = [v for chain in chains for v in chain.reads]
+                writes = [v for chain in chains for v in chain.writes]
+                steps.append(LiveStep(rank, ops, reads, writes))
+        return steps
 
 
 def _tell_alone(

@@ -1,0 +1,131 @@
+"""Passes plan no more memory than without them: casts in fused operators, and lists of casts; needs no GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+import minigraph as mg
+from minigraph.ir.convert import to_graph
+from minigraph.passes.engine import lives
+from minigraph.passes.engine.lives import Lives, bytes_at, step_of
+from minigraph.passes.foreach import fuse_foreach
+from minigraph.program import unique_name
+
+MIB = 1 << 20
+F = mg.nn.functional
+
+
+def smoothed(dtype, rows=512, width=64, classes=1000, optimizer="SGD"):
+    """A tied head with smoothed labels: scores are widened, then one_hot is written, then the loss reads both."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
+        ids, y = mg.static.data("ids", [rows], "int64"), mg.static.data("y", [rows], "int64")
+        table = mg.static.create_parameter([classes, width], dtype)
+        scores = mg.matmul(F.embedding(ids, table), table, transpose_y=True)
+        loss = F.cross_entropy(mg.cast(scores, "float32"), y, label_smoothing=0.1)
+        getattr(mg.optimizer, optimizer)(0.1).minimize(loss)
+    return main, loss, {"ids": [rows], "y": [rows]}
+
+
+def narrow_steps(level="O1", dtype="bfloat16", rows=16, width=256, layers=4):
+    """Few rows: the most memory is needed where all gradients are cast for the update."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
+        x, y = mg.static.data("x", [rows, width], "float32"), mg.static.data("y", [rows], "int64")
+        h = x
+        for _ in range(layers):
+            h = F.relu(mg.nn.Linear(width, width)(h))
+        loss = F.cross_entropy(mg.nn.Linear(width, 10)(h), y)
+        mg.static.amp.decorate(mg.optimizer.SGD(0.1), level=level, dtype=dtype).minimize(loss)
+    return main, loss, {"x": [rows, width], "y": [rows]}
+
+
+def planned(made, **flags):
+    """Bytes on a CPU: on a GPU the library's 32 MiB beside a product are the most of such small programs."""
+    main, loss, sizes = made
+    strategy = mg.static.BuildStrategy(**flags)
+    return mg.static.CompiledProgram(main, build_strategy=strategy).memory_report(sizes, [loss], mg.CPUPlace()).planned
+
+
+def types(made, **flags):
+    main, loss, _ = made
+    compiled = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy(**flags))
+    return [op.type for op in compiled.program_for([loss.name]).ops], compiled.explain()
+
+
+EVERY = vars(mg.static.BuildStrategy.all())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("flags", [{"fuse_elementwise": True}, EVERY], ids=["alone", "all"])
+def test_a_cast_does_not_keep_what_it_reads_beside_its_result(dtype, flags):
+    made = smoothed(dtype)
+    off, on = planned(made), planned(made, **flags)
+    assert on <= off + 64 * 1024, (off / MIB, on / MIB)
+
+
+def test_the_rest_of_the_group_is_fused_and_the_refusal_says_why():
+    found, said = types(smoothed("float16"), fuse_elementwise=True)
+    assert "fused_elementwise" in found
+    assert "needs more memory" in said
+
+
+def test_float32_heads_are_fused_as_before():
+    _, said = types(smoothed("float32"), fuse_elementwise=True)
+    assert "needs more memory" not in said
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("flags", [{"fuse_foreach": True}, EVERY], ids=["alone", "all"])
+def test_lists_of_casts_are_cut_where_the_step_needs_most_memory(dtype, flags):
+    made = narrow_steps(dtype=dtype)
+    off, on = planned(made), planned(made, **flags)
+    assert on <= off + 64 * 1024, (off / MIB, on / MIB)
+
+
+def test_lists_stay_whole_where_the_step_needs_more_elsewhere():
+    """Many rows: activations are the most; the same casts are one list for all weights, one for all gradients."""
+    few, said = types(narrow_steps(), fuse_foreach=True)
+    many, other = types(narrow_steps(rows=4096), fuse_foreach=True)
+    assert "need more memory at once" in said
+    assert "need more memory at once" not in other
+    assert many.count("cast") < few.count("cast")
+
+
+def test_estimates_without_the_question_would_be_seen(monkeypatch):
+    """Planted defects: nothing grows; lists may take all the memory there is."""
+    head, steps = smoothed("float16"), narrow_steps()
+    less = planned(head, fuse_elementwise=True), planned(steps, fuse_foreach=True)
+    monkeypatch.setattr(Lives, "more_as_one", lambda *args: 0)
+    monkeypatch.setattr(Lives, "room", lambda *args: 1 << 60)
+    more = planned(head, fuse_elementwise=True), planned(steps, fuse_foreach=True)
+    assert more[0] > 1.1 * less[0]
+    assert more[1] > 1.1 * less[1]
+    assert fuse_foreach.FREE == lives.FREE
+
+
+# the estimate
+
+
+@pytest.mark.parametrize("made", [smoothed("float16"), smoothed("float32"), narrow_steps(rows=512)])
+def test_the_estimate_is_what_a_cpu_plans(made):
+    """Of programs that no pass has changed; but for layout and feeds."""
+    main, loss, sizes = made
+    report = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy()).memory_report(
+        sizes, [loss], mg.CPUPlace()
+    )
+    assert Lives(to_graph(main, [loss.name])).peak == pytest.approx(report.live - report.fed, rel=0.02)
+
+
+def test_views_and_values_that_are_written_over_count_once():
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
+        x = mg.static.data("x", [4, 256], "float32")
+        h = mg.exp(x)  # 4 KiB
+        shown = mg.reshape(h, [1024])
+        out = mg.sum(mg.tanh(mg.exp(shown)))
+    graph = to_graph(main, [out.name])
+    live = dict(zip([op.type for op in graph.ops], bytes_at([step_of(op) for op in graph.ops]), strict=True))
+    assert live["reshape"] == 4096
+    assert live["tanh"] == 4096
+    assert max(live.values()) <= 2 * 4096
