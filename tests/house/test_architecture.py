@@ -90,7 +90,7 @@ FOREIGN = {
 }
 # inside functions: networkx is for who asks for `graph.nx`, a CPU has no GPU packages, numba and onnx are optional
 LATE_IMPORTS = (
-    "networkx", "onnx", "cupy", "nvmath", "mpi4py", "cuda", "multiprocessing",
+    "networkx", "onnx", "cupy", "nvmath", "mpi4py", "cuda", "multiprocessing", "socket",
     "minigraph.kernels.cuda.device.runtime",
     "minigraph.kernels.cpu.compiled",
 )  # fmt: skip
@@ -108,7 +108,10 @@ FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "cty
 CONNECTS = {"runtime/parallel/meeting.py", "runtime/parallel/connections.py"}  # bytes only
 ASKS_THE_SYSTEM = {"kernels/cores.py"}  # one function of the C library without arguments
 STARTS_PROCESSES = {"command/launch.py"}  # a launcher: mpirun, a list of arguments, no shell
-MAY_USE = {"subprocess": STARTS_PROCESSES, "multiprocessing": CONNECTS, "ctypes": ASKS_THE_SYSTEM}
+MEETS = {"runtime/parallel/meeting.py"}  # says how a connection sends
+MAY_USE = {
+    "subprocess": STARTS_PROCESSES, "multiprocessing": CONNECTS, "socket": MEETS, "ctypes": ASKS_THE_SYSTEM
+}  # fmt: skip
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
 # Flags of Paddle, how many threads a process may use, which rank it is: words and numbers, read once.

@@ -12,6 +12,7 @@ from minigraph import nn, static
 from minigraph.incubate.optimizer import GradientMergeOptimizer
 from minigraph.program import unique_name
 from minigraph.program.scope import Scope
+from tests.support.grades import checkered
 
 RATE, RUNS = 0.1, 6
 
@@ -86,10 +87,10 @@ def trained(rule, wrapped, clip=None, compiled=False, ranks=1, fetched=False):
     return {n: np.array(a) for n, a in main.state_dict(scope=scope).items()}
 
 
-@pytest.mark.parametrize("way", [{}, {"compiled": True}, {"ranks": 2}, {"fetched": True},
-                                 {"clip": nn.ClipGradByGlobalNorm(0.5)}], ids=str)  # fmt: skip
-@pytest.mark.parametrize("wrapped", WRAPPED)
-@pytest.mark.parametrize("rule", RULES)
+WAYS = {}, {"compiled": True}, {"ranks": 2}, {"fetched": True}, {"clip": nn.ClipGradByGlobalNorm(0.5)}
+
+
+@pytest.mark.parametrize(("rule", "wrapped", "way"), checkered(RULES, WRAPPED, WAYS), ids=str)
 def test_it_gives_what_the_rule_that_is_there_gives(rule, wrapped, way):
     own, known = (trained(make, WRAPPED[wrapped], **way) for make in RULES[rule])
     assert own.keys() == known.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -61,6 +62,17 @@ def test_collectives_are_those_of_a_group(meeting):
         assert [str(t) for t in texts] == ["rank 0", "rank 1", "rank 2"]
 
 
+def test_no_message_is_held_back(meeting):
+    """By TCP, which waits 40 ms for a word about the message before: an exchange is several."""
+
+    def sends_at_once(end):
+        with socket.socket(fileno=os.dup(end.fileno())) as same:
+            return same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+    found = together(lambda group: [*map(sends_at_once, group.ends.values())], meeting)
+    assert found == [[True, True], [True], [True]]
+
+
 def failing(group, rank, act):
     group.barrier()
     if group.rank == rank:
@@ -77,7 +89,15 @@ def test_a_rank_that_goes_is_named_by_all(rank, meeting):
 
 
 def test_a_rank_that_hangs_is_named_by_all(meeting):
-    found = together(lambda group: failing(group, 2, lambda g: time.sleep(3)), meeting, timeout=0.5)
+    over = threading.Barrier(3, timeout=60)
+
+    def work(group):
+        try:
+            return failing(group, 2, lambda g: None)
+        finally:
+            over.wait()  # until then rank 2 is there and does nothing
+
+    found = together(work, meeting, timeout=0.5)
     assert all("rank 2 did not come to all_reduce float64[3] within 0.5 s" in str(e) for e in found[:2]), found
 
 

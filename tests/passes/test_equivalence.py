@@ -36,11 +36,11 @@ PROGRAMS = 500  # `make fuzz` goes on from there
 WITHIN = 300  # programs in which a planted defect must be seen
 SHOWN = {  # where to look first: it saves time, no more
     "axis_is_ignored": 130, "residual_is_a_bias": 130, "trans_x_is_forgotten_where_both_fit": 14,
-    "second_gradient_is_ignored": 164, "constants_lose_minus_zero": 177, "constants_are_all_alike": 120,
-    "versions_are_not_told_apart": 153, "attributes_are_not_compared": 19, "every_operator_is_commutative": 134,
+    "second_gradient_is_ignored": 164, "constants_lose_minus_zero": 177, "constants_are_all_alike": 168,
+    "versions_are_not_told_apart": 153, "attributes_are_not_compared": 22, "every_operator_is_commutative": 161,
     "fetched_repetitions_are_removed": 50, "every_type_holds_every_value": 38, "casts_keep_the_type_between": 38,
-    "updates_between_a_pair_are_ignored": 46, "transposes_are_set_not_toggled": 140, "any_axes_may_move": 62,
-    "relu_is_forgotten_below_a_product": 99, "mask_of_what_is_not_positive": 99,
+    "updates_between_a_pair_are_ignored": 46, "transposes_are_set_not_toggled": 140, "any_axes_may_move": 69,
+    "relu_is_forgotten_below_a_product": 144, "mask_of_what_is_not_positive": 144,
 }  # fmt: skip
 SHARES = {  # of PROGRAMS each rule must change at least so many
     "LinearBias": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60,
@@ -66,9 +66,9 @@ def checked(seeds: Iterable[int]) -> Outcome:
 def test_passes_change_no_result():
     """Some programs, and those that show the defects planted below; of second_gradient_is_ignored it is 320 here.
 
-    Of masked products 144, of norms computed again 34.
+    Of norms computed again 34.
     """
-    assert checked(sorted({*range(30), *SHOWN.values(), 34, 144, 320})).applied.keys() >= SHARES.keys()
+    assert checked(sorted({*range(30), *SHOWN.values(), 34, 320})).applied.keys() >= SHARES.keys()
 
 
 @pytest.mark.sweep

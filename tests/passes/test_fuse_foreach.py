@@ -270,9 +270,9 @@ def outputs_are_written_at_once(patch):
 ], ids=lambda plant: plant.__name__)  # fmt: skip
 def test_planted_defect_is_seen(plant, monkeypatch):
     plant(monkeypatch)
-    checks = [*(lambda seed=seed: check_same(random_rules(seed)) for seed in range(60)),
+    checks = [test_an_output_does_not_overwrite_what_is_read_later,
               *(lambda name=name: check_same(two(HAZARDS[name])) for name in HAZARDS),
-              test_an_output_does_not_overwrite_what_is_read_later]  # fmt: skip
+              *(lambda seed=seed: check_same(random_rules(seed)) for seed in range(60))]  # fmt: skip
     for check in checks:
         try:
             check()

@@ -31,7 +31,7 @@ from tests.support.grades import graded
 WITHIN = 500  # programs in which a planted defect must be seen
 SHOWN = {  # where to look first: it saves time, no more
     "argmax_before_the_bias": 25, "softcap_is_not_compared": 7, "ignored_label_is_forgotten": 7,
-    "rows_are_not_moved": 113, "value_of_the_loss_is_taken_for_known": 2, "factors_are_swapped": 106,
+    "rows_are_not_moved": 113, "value_of_the_loss_is_taken_for_known": 2, "factors_are_swapped": 181,
     "fetched_parts_are_not_checked": 1,
 }  # fmt: skip
 HEAD = ("fuse_linear_cross_entropy",)
