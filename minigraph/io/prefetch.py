@@ -1,7 +1,8 @@
 """Work of threads ahead of who asks for it: samples that are read, batches that are put together.
 
 NumPy and files release Python's lock, so that threads are of use; an error in one is raised where its result is asked
-for. A generator that is left before its end stops its threads.
+for. A generator that is left before its end stops its threads. What they call sees the guards and settings of who
+iterates. A thread that waits holds none of that: a guard holds a program, which may hold the loader.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -48,12 +51,15 @@ def mapped(
     timeout  seconds after which a result that is not there is a TimeoutError; None waits
     """
     workers, waiting, here, own = Workers(), deque[Task](), threading.local(), os.getpid()
+    around = copy_context()
 
     def one(value: Any) -> Any:
-        if begin is not None and not hasattr(here, "begun"):
-            begin()
-            here.begun = True
-        return function(value)
+        if not hasattr(here, "context"):
+            context = around.copy()
+            if begin is not None:
+                context.run(begin)
+            here.context = context
+        return here.context.run(function, value)
 
     def first() -> Any:
         check_process(own)
@@ -79,10 +85,28 @@ def mapped(
         workers.end()  # a thread that hangs does not hold up who leaves
 
 
+class _Ahead:
+    """Values that are read one by one, inside the guards of who made this."""
+
+    def __init__(self, source: Callable[[], Iterable[Any]]) -> None:
+        self._source, self._context = source, copy_context()
+        self._values: Iterator[Any] | None = None
+
+    def next(self) -> Any:
+        """The next value, END behind the last one."""
+        return self._context.run(self._next)
+
+    def _next(self) -> Any:
+        if self._values is None:
+            self._values = iter(self._source())
+        return next(self._values, END)
+
+
 def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]:
     """The values of source(), which a thread reads up to `ahead` of them before they are asked for."""
     ready, room, left = queue.SimpleQueue[Any](), queue.SimpleQueue[None](), list[bool]()
-    workers, own = Workers(), os.getpid()
+    workers, own, reading = Workers(), os.getpid(), _Ahead(source)
+    wanted = weakref.ref(reading)  # it goes with this generator
 
     def put(item: Any) -> bool:
         """Whether anybody still wants it, once there is room."""
@@ -92,12 +116,15 @@ def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]
         return not left
 
     def read() -> None:
+        value = None
         try:
-            for value in source():
+            while value is not END and (now := wanted()) is not None:
+                value = now.next()
+                del now
                 if not put((value, None)):
                     return
-            put((END, None))
         except BaseException as problem:
+            now = None
             put((END, problem))
 
     try:

@@ -123,5 +123,4 @@ def test_a_loader_that_is_dropped_in_the_middle_ends_its_thread(frozen):
 
     threads = begun()
     assert len(threads) == 1
-    gc.collect()
-    assert are_gone(threads)
+    assert are_gone(threads, gc.collect)

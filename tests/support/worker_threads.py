@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from minigraph.kernels import parallel, workers
@@ -22,9 +23,13 @@ def serving() -> set[int]:
     return found
 
 
-def are_gone(threads: set[int]) -> bool:
-    """Whether none of these is left in the end."""
+def are_gone(threads: set[int], first: Callable[[], object] = bool) -> bool:
+    """Whether none of these is left in the end.
+
+    first   is done before each look: gc.collect where cycles hold them, in which a thread may still be busy
+    """
     for _ in range(3000):
+        first()
         if not threads & serving():
             return True
         time.sleep(0.01)
