@@ -7,10 +7,10 @@ mlp     784-1024-1024-10 with AdamW, batches of 1 to 256 rows
 block   a block of GPT-2, width 768, 12 heads, with AdamW, 4 texts of 1 to 1,024 places, float32 in TF32
 
 On a GPU products are TF32; that the arms compute the same is seen on 10 steps without it, before. Every arm runs in a
-process of its own, from arrays of the host, and fetches the loss of each step; its kernels and
-library calls are in place (one step of the largest size came before). What counts is the time of all 500 steps, and
-the median of a size that was new and of one that had been there. Memory is the peak of the process (of the card on a
-GPU) beside that of a process that ran the largest size alone.
+process of its own, from arrays of the host, which are made before the clock starts, and fetches the loss of each
+step; its kernels and library calls are in place (one step of the largest size came before). What counts is the time
+of all 500 steps, and the median of a size that was new and of one that had been there. Memory is the peak of the
+process (of the card on a GPU) beside that of a process that ran the largest size alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGEST = {"mlp": 256, "block": 1024}
 WIDTH, HEADS, TEXTS = 768, 12, 4
 COMPARED = 10  # losses of two arms without TF32; later ones part, since training on noise doubles what is rounded
 TOLERANCE = 1e-3  # of these, relative to the first loss
-Step = Callable[[int], float]
+Step = Callable[[np.ndarray, np.ndarray], float]
 
 
 def sizes(model: str, steps: int = STEPS) -> np.ndarray:
@@ -99,10 +99,8 @@ def minigraph_step(model: str, place: str, precise: bool = False) -> Step:
     program = mg.static.CompiledProgram(
         mg.static.default_main_program(), build_strategy=mg.static.BuildStrategy.all()
     )
-    given = feeds(model)
 
-    def step(n: int) -> float:
-        x, y = given(n)
+    def step(x: np.ndarray, y: np.ndarray) -> float:
         return float(exe.run(program, {"x": x, "y": y}, [loss])[0])
 
     return step
@@ -131,11 +129,9 @@ def torch_step(model: str, place: str, compiled: bool, precise: bool = False) ->
         return (h + layers[3](f.gelu(layers[2](norms[1](h)), approximate="tanh")) - y).square().mean()
 
     run = torch.compile(forward, dynamic=True) if compiled else forward
-    given = feeds(model)
 
-    def step(n: int) -> float:
-        x, y = (torch.from_numpy(a).to(device) for a in given(n))
-        loss = run(x, y)
+    def step(x: np.ndarray, y: np.ndarray) -> float:
+        loss = run(*(torch.from_numpy(a).to(device) for a in (x, y)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -150,12 +146,15 @@ def child(arm: str, model: str, place: str, steps: int, precise: bool = False) -
         step = minigraph_step(model, place, precise)
     else:
         step = torch_step(model, place, arm == "compile", precise)
+    given, largest = feeds(model), LARGEST[model]
+    batch = given(largest)
     start = time.perf_counter()
-    losses, new, old, seen = [step(LARGEST[model])], [], [], {LARGEST[model]}
+    losses, new, old, seen = [step(*batch)], [], [], {largest}
     first = time.perf_counter() - start
     for n in map(int, sizes(model, steps)):
+        batch = given(n)
         start = time.perf_counter()
-        losses.append(step(n))
+        losses.append(step(*batch))
         (old if n in seen else new).append(time.perf_counter() - start)
         seen.add(n)
     new_ms, old_ms = (round(statistics.median(some or [0]) * 1e3, 4) for some in (new, old))

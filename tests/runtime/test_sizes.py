@@ -50,15 +50,15 @@ def still(monkeypatch):
 @pytest.mark.parametrize("model", ["mlp", "block"])
 def test_after_three_sizes_nothing_is_compiled_but_for_a_few_narrow_bands(still, model):
     with mg.static.program_guard(mg.static.Program(), mg.static.Program()), mg.static.scope_guard(mg.static.Scope()):
-        step = changing_shapes.minigraph_step(model, "gpu")
+        step, given = changing_shapes.minigraph_step(model, "gpu"), changing_shapes.feeds(model)
         sizes = list(dict.fromkeys([changing_shapes.LARGEST[model], *map(int, changing_shapes.sizes(model))]))
         assert len(sizes) == changing_shapes.SIZES
         for n in sizes[:4]:
-            step(n)
+            step(*given(n))
         few = len(still.known)
         still.compiled = 0
         for n in sizes[4:]:
-            step(n)
+            step(*given(n))
     assert still.compiled <= 0.05 * few
 
 
@@ -73,9 +73,9 @@ def test_no_batch_takes_more_memory_than_the_largest(still, monkeypatch):
         rooms.clear()
         main, startup, scope = mg.static.Program(), mg.static.Program(), mg.static.Scope()
         with mg.static.program_guard(main, startup), mg.static.scope_guard(scope):
-            step = changing_shapes.minigraph_step("mlp", "gpu")
+            step, given = changing_shapes.minigraph_step("mlp", "gpu"), changing_shapes.feeds("mlp")
             for n in sizes:
-                step(n)
+                step(*given(n))
         return sum(rooms)
 
     assert taken(256, 1, 2, 9, 16, 17, 40, 255) <= 1.05 * taken(256)
