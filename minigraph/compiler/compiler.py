@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from minigraph.runtime.kernel_list import KernelList, kernels_of
 from minigraph.runtime.memory_report import MemoryReport, memory_report
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.parallel.traffic import traffic
-from minigraph.runtime.targets import check_updates, read_targets
+from minigraph.runtime.targets import check_known, check_updates, read_targets
 
 from . import report
 from .data_parallel import DataParallel
@@ -88,13 +88,13 @@ class CompiledProgram(NotPickled):
         made.places = parallel.places if parallel else ()
         return made
 
-    def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:
-        """The rewritten program in which the values called `fetches` still exist; the Executor asks for it.
+    def program_for(self, fetches: Any = (), prune: Prune = False) -> Program:
+        """The rewritten program in which values still exist, as those of a fetch_list; the Executor asks for it.
 
         prune   only with updates and what these values depend on, as `use_prune` of a run; a tuple of Operators
                 names the updates
         """
-        return self._compiled(fetches, prune).after
+        return self._compiled(read_targets(fetches, self._program)[0], prune).after
 
     @property
     def options(self) -> RunOptions:
@@ -223,10 +223,9 @@ class CompiledProgram(NotPickled):
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""
         names, updates = read_targets([] if fetch_list is None else fetch_list, self._program)
         check_updates(updates, self._program)
-        fetches = tuple(self._program.global_block().var(name).name for name in names)
-        program = self.program_for(fetches, updates or False)
+        program = self.program_for(names, updates or False)
         types, options = feed_types(program, feed or {}), flags.applied(self.options, flags.values)
-        return program, types, fetches, PLANS_FOR if place is None else place, options
+        return program, types, names, PLANS_FOR if place is None else place, options
 
     def _latest_or_new(self) -> _Compilation:
         self._check_unchanged()
@@ -239,11 +238,12 @@ class CompiledProgram(NotPickled):
             "make a new CompiledProgram, or compile after the last change",
         )  # fmt: skip
 
-    def _compiled(self, fetches: Iterable[str], prune: Prune = False) -> _Compilation:
+    def _compiled(self, fetches: Sequence[str], prune: Prune = False) -> _Compilation:
         self._strategy.freeze()
         self._check_unchanged()
         key = frozenset(fetches), prune
         if key not in self._compilations:
+            check_known(fetches, self._program)
             with without_collection():
                 self._compilations[key] = _Compilation(self._program, self._strategy, *key, self._parallel)
         self._latest = compilation = self._compilations[key]

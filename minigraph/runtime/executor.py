@@ -13,9 +13,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from typing import Any
 
-from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
+from minigraph.errors import OutOfMemoryError, ProgramError, require, shortened
 from minigraph.errors.flags import as_flag
-from minigraph.errors.kinds import UNKNOWN_FETCH, no_memory
+from minigraph.errors.kinds import no_memory
 from minigraph.kernels import host_memory
 from minigraph.kernels.groups import present
 from minigraph.program import Program, default_main_program
@@ -39,7 +39,7 @@ from .options import DEFAULT, RunOptions
 from .parallel.agreement import AgreedPlan, facts_of, seed_of_rank
 from .parallel.replicas import Replicas
 from .seeds import seed_of
-from .targets import check_updates, read_targets
+from .targets import check_known, check_updates, read_targets
 
 PROGRAMS_KEPT = 16  # programs with their fetches of which one executor keeps plans
 PLANS_KEPT = 1024  # of one of these, for the shapes that its feeds had last
@@ -287,11 +287,7 @@ class Executor(NotPickled):
         seed: int, options: RunOptions = DEFAULT, together: str = "",
     ) -> RunnablePlan:  # fmt: skip
         """The plan; `together` says how a program was compiled that several ranks run."""
-        for name in fetches:
-            if name not in program.vars:
-                raise UNKNOWN_FETCH(
-                    f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
-                )
+        check_known(fetches, program)
         types = {name: TensorType(tuple(a.shape), a.dtype) for name, a in arrays.items()}
         if present().size == 1 or not (together or is_collective(program)):
             return plan_for(self.backend, program, types, fetches, prune, seed, options)

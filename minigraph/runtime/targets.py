@@ -10,9 +10,11 @@ Its entries are those of Paddle 2.6.2 (`Executor._check_fetch_list`, `_split_opt
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from minigraph.errors import FetchError, shortened
+from minigraph.errors import FetchError, nearest, shortened
+from minigraph.errors.kinds import UNKNOWN_FETCH
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.variable import check_is_of
 
@@ -37,6 +39,15 @@ def read_targets(fetch_list: Any, program: Program) -> tuple[tuple[str, ...], tu
         else:
             raise _refusal(entry)
     return tuple(names), tuple(updates)
+
+
+def check_known(names: Iterable[str], program: Program) -> None:
+    """A FetchError for the first name that is none of a variable of the program."""
+    for name in names:
+        if name not in program.vars:
+            raise UNKNOWN_FETCH(
+                f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
+            )
 
 
 def check_updates(updates: tuple[Operator, ...], program: Program) -> None:

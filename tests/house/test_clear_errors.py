@@ -142,7 +142,7 @@ def test_nothing_is_said_of_a_program_that_was_changed_after_it_was_compiled(ask
 
 def test_what_a_memory_report_is_asked_for():
     compiled = static.CompiledProgram(Net().main)
-    with pytest.raises(ProgramError, match=r"'mean_0.tmp' does not exist(.|\n)*did you mean 'mean_0.tmp_0'"):
+    with pytest.raises(FetchError, match=r"'mean_0.tmp' is not in program(.|\n)*did you mean 'mean_0.tmp_0'"):
         compiled.memory_report(X, ["mean_0.tmp"])
     with pytest.raises(FetchError, match="fetch_list holds 3"):
         compiled.memory_report(X, [3])

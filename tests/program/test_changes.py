@@ -338,6 +338,11 @@ def test_variables_of_other_programs_are_no_targets():
         static.append_backward(Net(train=True).loss, no_grad_set={net.scaled})
     with says(FetchError, "fetch target"):
         static.CompiledProgram(net.main).memory_report(fetch_list=[other.out], place=mg.CPUPlace())
+    for wrong in ([other.out], "nobody", ["nobody"], 5):
+        with says(FetchError, "fetch"):
+            static.CompiledProgram(net.main).program_for(wrong)
+    kept = static.CompiledProgram(net.main).program_for(net.out)
+    assert net.out.name in kept.vars and str(kept) == str(static.CompiledProgram(net.main).program_for(net.out.name))
 
 
 def test_variables_of_clones_originals_and_rewritings_are_targets():

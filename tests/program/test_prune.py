@@ -9,7 +9,7 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import FeedError, FetchError, MinigraphError, ProgramError
+from minigraph.errors import FeedError, FetchError, MinigraphError
 from tests.program.test_gradients import place  # noqa: F401 (a fixture)
 from tests.support.pruned_runs import LOSS, RUNS, Targets, X, net, with_passes
 
@@ -146,5 +146,5 @@ def test_memory_of_a_run_with_some_updates() -> None:
     compiled = with_passes(n.main)
     few, most = (compiled.memory_report({"x": X}, [n.loss, ops], mg.CPUPlace()) for ops in ([n.ops[0]], n.ops))
     assert few.planned <= most.planned
-    with pytest.raises(ProgramError, match="nope"):
+    with pytest.raises(FetchError, match="nope"):
         compiled.memory_report({"x": X}, ["nope"], mg.CPUPlace())
