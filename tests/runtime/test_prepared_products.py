@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,22 @@ def test_gelu_is_as_without_a_rewrite():
         plain = exe.run(program.before, feeds, fetches, scope=scope)
         for value, wanted in zip(exe.run(program, feeds, fetches, scope=scope), plain, strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_no_batch_is_kept_after_its_run(activation):
+    """Each of many plans kept the one that it was prepared with: 18 MiB for 50 sizes of batches."""
+    startup, program, fetches, _ = network(activation)
+    exe, scope, rng = mg.static.Executor(mg.CPUPlace()), mg.static.Scope(), np.random.default_rng(0)
+    exe.run(startup, scope=scope)
+    kept = []
+    for _ in range(4):
+        x = fed(rng, "rows")
+        exe.run(program, {"x": x}, fetches, scope=scope)
+        kept.append(weakref.ref(x))
+        del x
+    assert None not in steps_of(exe, scope, "fused_gemm_epilogue_grad")
+    assert [ref() for ref in kept] == [None] * 4
 
 
 def arrays_of(shape, trans_x=False):

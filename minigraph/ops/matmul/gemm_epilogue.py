@@ -228,7 +228,8 @@ def fused_gemm_epilogue_grad(
     wanted = _gradients(DOut, X, Y, ReserveSpace, trans_x, trans_y, activation_grad, needs, out)
     found = dict(zip(wanted, products(list(wanted.values())), strict=True))
     DX = found["DX"].reshape(X.shape) if "DX" in found else None
-    DBias, DXSums = _rest(DX, wanted, DOut, X, ReserveSpace, activation_grad, approximate, needs, out)
+    beside = {slot: one[3] for slot, one in wanted.items()}
+    DBias, DXSums = _rest(DX, beside, DOut, ReserveSpace, activation_grad, approximate, needs, out)
     return DX if "DX" in needs else None, found.get("DY"), DBias, DXSums
 
 
@@ -252,19 +253,19 @@ def _gradients(
 
 
 def _rest(
-    DX: np.ndarray | None, found: Mapping[str, Operands], DOut: np.ndarray, X: np.ndarray, ReserveSpace: Any,
+    DX: np.ndarray | None, beside: Mapping[str, ProductEpilogue | None], DOut: np.ndarray, ReserveSpace: Any,
     activation_grad: str, approximate: bool, needs: Collection[str], out: Any,
 ) -> tuple[np.ndarray | None, np.ndarray | None]:  # fmt: skip
-    """(DBias, DXSums), and DX times the derivative of the activation, by NumPy where products have left them."""
+    """(DBias, DXSums), and DX times the derivative of the activation, by NumPy where nothing `beside` products did."""
     _, _, DBias_out, DXSums_out = out or (None, None, None, None)
-    if DX is not None and activation_grad == "relu_grad" and found["DX"][3] is None:
-        masked(DX, unpack_mask(ReserveSpace, X.shape[-1]).reshape(DX.shape), out=DX)
+    if DX is not None and activation_grad == "relu_grad" and beside["DX"] is None:
+        masked(DX, unpack_mask(ReserveSpace, DX.shape[-1]).reshape(DX.shape), out=DX)
     elif DX is not None and activation_grad == "gelu_grad":
         np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
     rows, DBias, DXSums = tuple(range(DOut.ndim - 1)), None, None
     if "DBias" in needs:
-        beside = found["DY"][3] if "DY" in found else None
-        DBias = np.sum(DOut, axis=rows, out=DBias_out) if beside is None else beside.sums
+        sums = beside.get("DY")
+        DBias = np.sum(DOut, axis=rows, out=DBias_out) if sums is None else sums.sums
     if DX is not None and "DXSums" in needs:
         DXSums = np.sum(DX, axis=rows, out=DXSums_out)
     return DBias, DXSums
@@ -277,14 +278,15 @@ def _(DOut, X, Y, ReserveSpace=None, *, trans_x, trans_y, activation_grad, appro
     read = [x for a, b, _, beside in wanted.values() for x in (a, b, None if beside is None else beside.mask)]
     if run is None or not _show(read, (DOut, X, Y, ReserveSpace)) or not {*moving} <= {"X"}:
         return None
-    like, DX = X, out[0].reshape(X.shape) if "DX" in wanted else None
+    DX = out[0].reshape(X.shape) if "DX" in wanted else None
+    beside = {slot: one[3] for slot, one in wanted.items()}
 
     def step(X: np.ndarray | None = None) -> None:
         if X is not None:
             x = _left(X, trans_x)
             run.replace(slots.index("DY"), int(trans_y), x if trans_y else x.T)
         run()
-        _rest(DX, wanted, DOut, like, ReserveSpace, activation_grad, approximate, needs, out)
+        _rest(DX, beside, DOut, ReserveSpace, activation_grad, approximate, needs, out)
 
     return step
 
