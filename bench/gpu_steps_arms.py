@@ -103,10 +103,10 @@ class Minigraph(StepArm):
             self.program = mg.static.CompiledProgram(main, build_strategy=strategy)
         dtype = mg.types.as_dtype(row.dtype)
         batches = [cast(b, dtype) for b in row.batches()]
-        self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
         self.exe, self.scope, self.row = mg.static.Executor(mg.CUDAPlace(0)), mg.static.Scope(), row
         if ahead:
             self.exe.prepare(self.program, batches[0], scope=self.scope)
+        self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
         self.exe.run(startup, scope=self.scope)
         for p, value in zip(parameters, row.parameters(), strict=True):
             assert p.shape == value.shape, (p, value.shape)

@@ -79,6 +79,10 @@ class Backend(Protocol):
         """Raise a PlaceError with the reason unless programs can run here."""
         ...
 
+    def begin(self) -> None:
+        """Begin to bring the device up, beside what the caller does until it needs it."""
+        ...
+
     def settings(self) -> Any:
         """What the user has set for this device and plans depend on; it is hashed, and asked for in every run."""
         ...

@@ -198,6 +198,7 @@ class Executor(NotPickled):
     def _prepare_here(self, program: Any, feed: Any, fetch_list: Any, scope: Scope, use_prune: bool) -> None:
         """Make a plan at this Executor's place."""
         fetches, updates = read_targets([] if fetch_list is None else fetch_list, _own_program(program))
+        self.backend.begin()  # while the passes work
         with scope.lock, self._lock, scope.turn.begin(), self._turn.begin():
             self._prepared(program, fetches, updates or bool(use_prune), feed, scope, known=False, shapes=True)
 

@@ -13,7 +13,8 @@ import pytest
 import minigraph as mg
 from minigraph import static
 from minigraph.base import unique_name
-from minigraph.errors import ProgramError
+from minigraph.errors import MinigraphError, ProgramError
+from minigraph.program.whole import masters
 from minigraph.program.whole.masters import bring_up, checked_masters
 from minigraph.static import io as static_io
 from tests.support import cuda_host, gpu_stub
@@ -97,6 +98,26 @@ def test_copies_that_are_set_with_their_parameters_or_later_stay():
         world.main.set_state_dict({world.master: exact})
         world.main.set_state_dict({"w": EIGHT})  # its rounding
         np.testing.assert_allclose(world.step(), 8.001 - 0.005, rtol=1e-7)
+
+
+def test_amp_init_gives_copies_that_need_not_be_compared(monkeypatch: pytest.MonkeyPatch):
+    chosen = list[Any]()
+    world = World(lambda o: chosen.append(o) or o)
+    exact = np.full((4, 2), 1.001, "float32")  # rounded to 1 in 16 bits
+    world.scope.write("w", exact)
+    chosen[0].amp_init(None, world.scope, rewrite_master_weight=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(masters, "_is_rounded", None)
+        assert world.step() == exact[0, 0] - np.float32(0.01) * np.float32(0.5)
+    world.scope.write("w", EIGHT)
+    assert world.step() == pytest.approx(7.995)
+
+
+def test_a_value_of_another_size_is_not_the_rounding_of_a_copy():
+    world = World()
+    world.scope.write("w", np.ones((3, 2), ml_dtypes.bfloat16))
+    with pytest.raises(MinigraphError, match="3, 2"):
+        world.step()
 
 
 def test_a_checkpoint_keeps_the_bits_of_copies(tmp_path: Path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph import static
-from minigraph.errors import FeedError, ProgramError
+from minigraph import cuda, static
+from minigraph.errors import FeedError, PlaceError, ProgramError
 from minigraph.kernels.cuda.record.workspace import Settling
 from minigraph.program import unique_name
 from minigraph.runtime.executor import Executor
@@ -87,6 +90,32 @@ def test_kernels_begin_before_values_are_there(monkeypatch):
     np.testing.assert_allclose(net.trained(), Net(True, CPUPlace()).trained(), rtol=1e-5)
     plan = next(reversed(net.exe._plans.values()))
     assert len(net.exe._plans) == 2 and plan.binding.launch is not None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gpu_comes_up_while_passes_work(fails: bool, monkeypatch: pytest.MonkeyPatch):
+    gpu_stub.installed(monkeypatch)
+    net, own, passes = Net(True, CUDAPlace(0)), cuda.runtime, static.CompiledProgram.program_for
+    asked, came, raised = list[threading.Thread](), threading.Event(), list[object]()
+
+    def runtime(place):
+        asked.append(threading.current_thread())
+        came.set()
+        if fails:
+            raise PlaceError("no power")
+        return own(place)
+
+    def program_for(*args):
+        assert came.wait(60)
+        return passes(*args)
+
+    monkeypatch.setattr(cuda, "runtime", runtime)
+    monkeypatch.setattr(static.CompiledProgram, "program_for", program_for)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with pytest.raises(PlaceError, match="no power") if fails else nullcontext():
+        net.exe.prepare(net.program, {"x": [3, 4]}, [net.loss], scope=net.scope)
+    asked[0].join()
+    assert asked[0] is not threading.main_thread() and asked[-1] is threading.main_thread() and not raised
 
 
 def test_what_cannot_be_prepared_is_refused():

@@ -21,6 +21,8 @@ from minigraph.types import bfloat16, float16, float32
 if TYPE_CHECKING:
     from minigraph.program.program import Program
 
+PIECE = 2**16  # elements, whose rounding stays in a cache
+
 
 def checked_masters(program: Program) -> dict[str, str]:
     """{16-bit persistable that a program writes: its copy, or ""} by name.
@@ -97,8 +99,8 @@ def _may_lag(scope: Scope, name: str, master: str, seen: int) -> bool:
 
 def _follow(scope: Scope, name: str, master: str, copies: Collection[str]) -> None:
     """Let a copy be its parameter, or the exact value that a copy has which was set with it."""
-    value, at = scope.read(name), scope.set_at[name]
-    others = (c for c in copies if c != master and scope.set_at.get(c) == at and scope.has(c))
+    value, at = scope.released(name), scope.set_at[name]
+    others = (c for c in copies if c != master and scope.set_at.get(c, 0) >= at and scope.has(c))
     exact = next((other for other in others if _is_rounded(scope, other, value)), None)
     if exact is not None:
         scope.take(master, scope.read(exact))
@@ -111,8 +113,11 @@ def _is_rounded(scope: Scope, master: str, value: np.ndarray) -> bool:
     """Whether `value` is the rounding of a copy, which then stays; unknown where processes have pieces of it."""
     if _is_apart(scope, master):
         return False
+    exact, given = scope.released(master).reshape(-1), value.reshape(-1)
+    pieces = (slice(start, start + PIECE) for start in range(0, given.size, PIECE))
     with np.errstate(over="ignore"):
-        return scope.read(master).astype(value.dtype).tobytes() == value.tobytes()
+        same = (np.array_equal(exact[p].astype(given.dtype).view(np.uint8), given[p].view(np.uint8)) for p in pieces)
+        return exact.size == given.size and all(same)
 
 
 def _is_apart(scope: Scope, master: str) -> bool:

@@ -33,6 +33,9 @@ class CPUBackend:
     def require_available(self) -> None:
         """It is always there."""
 
+    def begin(self) -> None:
+        """There is nothing to bring up."""
+
     def settings(self) -> None:
         """There are none."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from minigraph import cuda
@@ -37,6 +39,14 @@ class CUDABackend:
     def require_available(self) -> None:
         """Raise a PlaceError with the reason unless the GPU and its packages can be used."""
         cuda.require_available(self.place)
+
+    def begin(self) -> None:
+        """Begin to make the GPU's context, which takes the driver a third of a second, unless it is there."""
+        threading.Thread(target=self._made, daemon=True).start()
+
+    def _made(self) -> None:
+        with suppress(Exception):  # who needs it makes it, too, and is told why not
+            cuda.runtime(self.place)
 
     def accept_feed(self, value: Any) -> Any:
         """A CuPy array of what lies on a GPU; None for the rest."""

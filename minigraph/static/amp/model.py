@@ -56,7 +56,7 @@ def cast_parameters_to_fp16(
     master_weights         which is this variable
     """
     half, scope = check_half(dest_type), scope if scope is not None else global_scope()
-    masters = (master_weights or {}) if rewrite_master_weight else {}
+    masters, exact = (master_weights or {}) if rewrite_master_weight else {}, list[str]()
     with scope.lock, scope.turn.begin():
         for p in program.all_parameters():
             chosen = p.dtype == half if to_fp16_var_names is None else p.name in to_fp16_var_names
@@ -67,10 +67,12 @@ def cast_parameters_to_fp16(
                 with np.errstate(over="ignore"):
                     new[p.name] = value.astype(half)
             if p.name in masters:
-                new[masters[p.name].name] = value.astype(float32, copy=False)
+                exact.append(masters[p.name].name)
+                new[exact[-1]] = value.astype(float32, copy=False)
             with scope.replacing(new, "rounding of parameters"):
                 for name, array in new.items():
                     scope.take(name, array)
+        scope.were_set(exact)  # later than the parameters, which are their roundings
 
 
 def check_level(level: Any) -> str:

@@ -188,9 +188,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             const u32 stage = stages_here + turn.stage() * STAGE_BYTES;
             const u64 a = descriptor((stage + part * BOX) >> 4, BOX, 1024), b = descriptor((stage + A_BYTES) >> 4, BOX, 1024);
             wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < BK / 16; i++)  // 16 of k are 32 bytes of a row, or 16 rows
-                MULTIPLY(d, a + i * (A_BY_K ? 2 : 128), b + i * (B_BY_K ? 2 : 128), step > 0 || i > 0);
+            MULTIPLY<A_BY_K ? 2 : 128, B_BY_K ? 2 : 128>(d, a, b, step > 0);  // 16 of k: 32 bytes of a row, or 16 rows
             wgmma_commit();
         };
         auto end = [&](int step) {

@@ -152,7 +152,7 @@ def _source(product: Product, pipeline: TileLoop) -> str:
         "TANH": int(_gelu(product) == "gelu_tanh"),  # which has a shorter way
         "SUMS": int(adds_up(product) and around.totals is not None), **around.texts(),
     }  # fmt: skip
-    instruction = wgmma(TILE, dtype, b_by_rows=by_rows, a_by_columns=by_columns)
+    instruction = wgmma(TILE, dtype, b_by_rows=by_rows, a_by_columns=by_columns, steps=4)  # BK is 64
     return hopper_source((instruction,), tuple((key, str(value)) for key, value in defines.items()), FILES)
 
 

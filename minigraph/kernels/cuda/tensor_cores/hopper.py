@@ -81,31 +81,46 @@ def hopper_source(instructions: tuple[str, ...], defines: tuple[tuple[str, str],
 
 @lru_cache(maxsize=KEPT)
 def wgmma(
-    n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = False, a_by_columns: bool = False
-) -> str:
-    """d[64, n] = A[64, k] B[k, n] (+ d where `add`) of a warpgroup, as a function wgmma_ss, wgmma_rs or wgmma_rs_bt.
+    n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = False, a_by_columns: bool = False,
+    steps: int = 1,
+) -> str:  # fmt: skip
+    """d[64, n] = A[64, steps * k] B[steps * k, n] (+ d where `add`) of a warpgroup, as a function.
+
+    It is called wgmma_ss, wgmma_rs or wgmma_rs_bt, and has as template arguments by how much a descriptor of A and
+    one of B grow from step to step.
 
     dtype           bf16 or f16, k is 16, or tf32, k is 8; summed in float32
-    a_in_registers  A is a fragment of 4 registers a thread, else a descriptor
+    a_in_registers  A is a fragment of 4 registers a thread and step, else a descriptor
     b_by_rows       B's rows run along n in shared memory (values), else along the summed axis (keys); 16 bits only
     a_by_columns    A's columns do, in shared memory; 16 bits only: wgmma_ss_at, wgmma_ss_at_bt
+    steps           instructions in one statement: for each the compiler looks at all of d
     """
     count, k = n // 2, 8 if dtype == "tf32" else 16
     listed = ", ".join(f"%{i}" for i in range(count))
     outs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     if a_in_registers:
-        name, parameter = "wgmma_rs", "const u32 (&a)[4]"
-        a = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
-        ins, used, major = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])', 4, f"{int(b_by_rows)}"
+        name, parameter, used = "wgmma_rs", f"const u32 (&a)[{4 * steps}]", 4 * steps
+        fragments = [range(count + 4 * step, count + 4 * step + 4) for step in range(steps)]
+        lefts = ["{" + ", ".join(f"%{i}" for i in four) + "}" for four in fragments]
+        ins, major = ", ".join(f'"r"(a[{i}])' for i in range(used)), f"{int(b_by_rows)}"
     else:
-        name, parameter, a, ins, used = "wgmma_ss" + "_at" * a_by_columns, "u64 a", f"%{count}", '"l"(a)', 1
-        major = f"{int(a_by_columns)}, {int(b_by_rows)}"
+        name, parameter, used = "wgmma_ss" + "_at" * a_by_columns, "u64 a", 1
+        lefts, ins, major = ["a"] * steps, '"l"(a)', f"{int(a_by_columns)}, {int(b_by_rows)}"
     major = "" if dtype == "tf32" else f", {major}"
-    b, add = f"%{count + used}", f"%{count + used + 1}"
+    b, add, a_step, b_step = (f"%{count + used + i}" for i in range(4))
     name += "_bt" * b_by_rows
-    return f"""__device__ __forceinline__ void {name}(float (&d)[{count}], {parameter}, u64 b, int add = 1) {{
-    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {add}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{dtype}.{dtype} {{{listed}}}, {a}, {b}, p, 1, 1{major};\\n}}"
-        : {outs} : {ins}, "l"(b), "r"(add));
+    lines = [".reg .pred p;", ".reg .b64 a, b;", ".reg .b32 x, y;", f"setp.ne.b32 p, {add}, 0;", f"mov.b64 b, {b};"]
+    lines += [f"mov.b64 a, %{count};"] * (not a_in_registers)
+    for step, left in enumerate(lefts):
+        if step > 0:
+            for r, by in [("a", a_step), ("b", b_step)][a_in_registers:]:
+                lines += [f"mov.b64 {{x, y}}, {r};", f"add.u32 x, x, {by};", f"mov.b64 {r}, {{x, y}};"]
+        lines += [f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{dtype}.{dtype} {{{listed}}}, {left}, b, "
+                  f"{'1' if step else 'p'}, 1, 1{major};"]  # fmt: skip
+    text = "".join(f'        "{line}\\n"\n' for line in ["{", *lines, "}"])
+    return f"""template <int A_STEP = 0, int B_STEP = 0>
+__device__ __forceinline__ void {name}(float (&d)[{count}], {parameter}, u64 b, int add = 1) {{
+    asm volatile(
+{text}        : {outs} : {ins}, "l"(b), "r"(add), "n"(A_STEP), "n"(B_STEP));
 }}
 """

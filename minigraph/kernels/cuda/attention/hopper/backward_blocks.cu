@@ -128,9 +128,8 @@ __device__ __forceinline__ void multiply_slopes(float (&dq)[32], u32 slopes, u32
     keep(dq);
     wgmma_fence();
 #pragma unroll
-    for (int n = 0; n < ROWS / 16; n++)
-        wgmma_ss_bt(dq, descriptor(a + n / 4 * STEP * 8 + n % 4 * 2, 16, 1024),
-                    descriptor(b + n * 128, ROWS * 128, 1024), n > 0);
+    for (int n = 0; n < ROWS / 64; n++)
+        wgmma_ss_bt<2, 128>(dq, descriptor(a + n * STEP * 8, 16, 1024), descriptor(b + n * 512, ROWS * 128, 1024), n > 0);
     wgmma_commit();
 }
 

@@ -102,7 +102,10 @@ def _source(
     files: Sequence[str], dtype: np.dtype, head: int, step: int, groups: int, **more: Any
 ) -> str:  # fmt: skip
     name = CUDA_TYPES[dtype]
-    instructions = wgmma(step, name), wgmma(head, name, True, True), wgmma(64, name, False, True)
+    instructions = (
+        wgmma(step, name, steps=4), wgmma(head, name, True, True, steps=step // 16),
+        wgmma(64, name, False, True, steps=4),
+    )  # fmt: skip
     numbers = {"HEAD": head, "STEP": step, "GROUPS": groups, **more}
     defines = ("T", name), ("PTX_T", f'"{name}"'), *((k, str(n)) for k, n in numbers.items())
     return hopper_source(instructions, defines, ("attention/hopper/tiles.cuh", *files))

@@ -96,9 +96,9 @@ __device__ __forceinline__ void multiply(float (&s)[STEP / 2], u32 a, u32 b) {
     keep(s);
     wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < HEAD / 16; d++)
-        wgmma_ss(s, descriptor((a >> 4) + d / 4 * ROWS * 8 + d % 4 * 2, 16, 1024),
-                 descriptor((b >> 4) + d / 4 * STEP * 8 + d % 4 * 2, 16, 1024), d > 0);
+    for (int c = 0; c < CHUNKS; c++)
+        wgmma_ss<2, 2>(s, descriptor((a >> 4) + c * ROWS * 8, 16, 1024), descriptor((b >> 4) + c * STEP * 8, 16, 1024),
+                       c > 0);
     wgmma_commit();
 }
 // o += weights B: the rows of B, a tile of STEP rows, weighed by fragments.
@@ -106,10 +106,6 @@ __device__ __forceinline__ void add_rows(float (&o)[HEAD / 2], u32 (&weights)[ST
     keep(weights);
     keep(o);
     wgmma_fence();
-#pragma unroll
-    for (int n = 0; n < STEP / 16; n++) {
-        const u32 a[4] = {weights[4 * n], weights[4 * n + 1], weights[4 * n + 2], weights[4 * n + 3]};
-        wgmma_rs_bt(o, a, descriptor((b >> 4) + n * 128, STEP * 128, 1024));
-    }
+    wgmma_rs_bt<0, 128>(o, weights, descriptor(b >> 4, STEP * 128, 1024));
     wgmma_commit();
 }
