@@ -218,10 +218,13 @@ def test_a_state_that_a_scheduler_refuses(tmp_path: Path, monkeypatch: pytest.Mo
         assert training.rate.state_dict() == state
 
 
+@pytest.mark.parametrize("given", [float, np.float32, lambda loss: np.array([loss], "f4")])
 @pytest.mark.parametrize("first", [np.inf, -np.inf, np.nan])
-def test_a_plateau_goes_on_from_a_loss_that_overflowed(tmp_path: Path, first: float) -> None:
+def test_a_plateau_goes_on_from_a_loss_that_overflowed(
+    tmp_path: Path, first: float, given: Callable[[float], Any]
+) -> None:
     training = Training(OPTIMIZERS["SGD"], lambda: lr.ReduceOnPlateau(0.1, patience=1))
-    training.rate.step(np.array([first], "f4"))
+    training.rate.step(given(first))
     training.save(tmp_path / "m")
     state = training.rate.state_dict()
     training.rate.step(0.5)
