@@ -66,10 +66,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> None:
     """Who holds the lock is the only one who writes: what a crash left is known, and goes with the next save."""
-    folder = os.path.dirname(path) or "."
     problem: OSError | None = None
     storage.refuse_device(path)
-    storage.make_folder(folder)
+    storage.make_folder(os.path.dirname(path) or ".")
+    path = storage.settled(path)
+    folder = os.path.dirname(path)
     with storage.locked(f"{path}.{LOCK}"):
         for ending, content in (beside or {}).items():
             _put(path + ending, content)
@@ -81,7 +82,8 @@ def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> Non
         except OSError as failure:
             problem = failure
         else:
-            _sweep(path, folder, beside)
+            if all(storage.exists(path + ending) for ending in beside or ()):  # else the folder was renamed meanwhile
+                _sweep(path, folder, beside)
     if problem is not None:
         warnings.warn(
             f"{shown(path)} is written, but after a loss of power what was there may be back: its folder could not be"
