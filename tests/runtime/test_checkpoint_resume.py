@@ -14,6 +14,7 @@ import pytest
 import minigraph as mg
 from minigraph import nn, optimizer, static
 from minigraph.errors import AttrError, MinigraphError, ProgramError
+from minigraph.nn import functional as F
 from minigraph.onnx.export import Writer, exported
 from minigraph.optimizer import lr
 from minigraph.runtime import seeds
@@ -138,6 +139,38 @@ def test_a_test_program_takes_the_weights_alone(tmp_path: Path) -> None:
         static.load(test, tmp_path / "m")
         assert static.global_scope().steps[test.origin] == 0
         assert set(test.state_dict()) == {p.name for p in training.main.all_parameters()}
+
+
+@pytest.mark.parametrize("metric", [True, False])
+def test_a_test_program_takes_its_own_states_along(tmp_path: Path, metric: bool) -> None:
+    """Those of a metric or a counter are in one file with the optimizer's."""
+    main, startup, path = static.Program(), static.Program(), tmp_path / "m"
+    with static.program_guard(main, startup), static.scope_guard(static.Scope()):
+        x, y = static.data("x", [None, 3]), static.data("y", [None, 1], "int64")
+        scores = F.softmax(nn.Linear(3, 2)(F.dropout(x, 0.5)))
+        if metric:
+            own = static.auc(scores, y)[0]
+        else:
+            own = static.create_global_var([1], 1.0, "float32", persistable=True, name="counter")
+            mg.increment(own, 2.0)
+        test = main.clone(for_test=True)
+        mg.optimizer.Adam(lr.StepDecay(0.1, 2)).minimize(mg.mean(scores[:, 0]))
+        exe, feed = static.Executor(), {"x": np.eye(3, dtype="f4"), "y": np.array([[0], [1], [1]])}
+        exe.run(startup)
+        for _ in range(3):
+            exe.run(main, feed)
+        static.save(main, path)
+        states = {name: value.tobytes() for name, value in test.state_dict().items()}
+        expected = exe.run(test, feed, [own.name])[0]
+    with static.scope_guard(static.Scope()):
+        static.load(test, path)
+        assert static.global_scope().steps[test.origin] == 0, "it is not the training that goes on"
+        assert {name: value.tobytes() for name, value in test.state_dict().items()} == states
+        assert np.array_equal(exe.run(test, feed, [own.name])[0], expected)
+    with static.program_guard(test, startup), static.scope_guard(static.Scope()):
+        static.create_global_var([1], 1.0, "float32", persistable=True, name="unknown")
+        with pytest.raises(ProgramError, match="lacks unknown"):
+            static.load(test, path)
 
 
 def test_part_of_the_values_takes_nothing_else(tmp_path: Path) -> None:
