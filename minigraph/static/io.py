@@ -32,6 +32,7 @@ from minigraph.runtime.checkpoint.paths import (
     checked_path,
     plain,
     shown,
+    text_of,
 )
 from minigraph.runtime.checkpoint.reader import opened
 from minigraph.runtime.checkpoint.tensors import Packed, packed
@@ -99,16 +100,17 @@ def _files(
     states = get_program_persistable_vars(program)
     chosen = list(vars) if vars is not None else [v for v in states if predicate is None or predicate(v)]
     require(chosen, "there are no variables to save or load", ProgramError)
+    folder = Path(text_of(dirname, "dirname"))
     if filename is not None:
-        return [(Path(dirname) / filename, chosen)]
+        return [(folder / text_of(filename, "filename"), chosen)]
     known: dict[Path, Variable] = {}
     for v in chosen:
         own = Path(v.name)
         outside = own.is_absolute() or ".." in own.parts
-        require(not outside, f"the file of {v} would lie outside of {shown(str(dirname))}", NAME, ALL_IN_ONE)
+        require(not outside, f"the file of {v} would lie outside of {shown(str(folder))}", NAME, ALL_IN_ONE)
         other = known.setdefault(own, v)
-        require(other is v, f"{v} and {other} would have one file in {shown(str(dirname))}", NAME, ALL_IN_ONE)
-    return [(Path(dirname) / v.name, [v]) for v in chosen]
+        require(other is v, f"{v} and {other} would have one file in {shown(str(folder))}", NAME, ALL_IN_ONE)
+    return [(folder / v.name, [v]) for v in chosen]
 
 
 def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -> None:

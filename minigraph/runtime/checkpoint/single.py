@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import require_path
 from minigraph.errors.kinds import STORAGE
 
 from . import storage
-from .paths import LOCK, can_be_encoded, shown
+from .paths import LOCK, can_be_encoded, shown, text_of
 from .tensors import read
 
 PARTIAL = "partial_save"  # what a file is called until it is whole
@@ -24,8 +23,7 @@ BESIDE = re.compile(r"\.[0-9a-f]{16}\.data")  # ends the name of a file that ano
 
 def file_path(path: Any) -> str:
     """A path of a file; an error for what cannot be one."""
-    require_path(path)
-    name = os.fsdecode(os.fspath(path))
+    name = text_of(path)
     if not os.path.basename(name) or "\0" in name or not can_be_encoded(name):
         raise STORAGE(f"{shown(name)!r} names no file")
     if storage.is_folder(name):
