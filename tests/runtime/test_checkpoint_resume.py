@@ -119,6 +119,67 @@ def test_a_seed_that_is_set_later_holds(tmp_path: Path, monkeypatch: pytest.Monk
     assert other.go(0, 2) == six
 
 
+def in_a_thread(action: Callable[[], Any]) -> Any:
+    """What it returns in a thread of its own."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(action()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_a_save_keeps_the_seed_of_the_thread_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has set one for itself; neither the seed of the process nor that of who saves is that of the training."""
+    monkeypatch.setattr(seeds._global, "everywhere", 1)
+    training, trained, saved = Training(OPTIMIZERS["SGD"]), threading.Event(), threading.Event()
+
+    def train() -> list[bytes]:
+        mg.seed(5)
+        training.go(0, 2)
+        trained.set()
+        assert saved.wait(60)
+        return training.go(2, 3)
+
+    def save(name: str, seed: int | None = None) -> None:
+        if seed is not None:
+            mg.seed(seed)
+        training.save(tmp_path / name)
+
+    expected: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: expected.append(train()))
+    thread.start()
+    assert trained.wait(60)
+    save("of the process")
+    in_a_thread(lambda: save("of another thread", 7))
+    saved.set()
+    thread.join()
+    for name in ("of the process", "of another thread"):
+        training.load(tmp_path / name)
+        assert training.go(2, 3) == expected[0]
+    again = Training(OPTIMIZERS["SGD"])
+    again.go(0, 2)
+    in_a_thread(lambda: (mg.seed(7), again.save(tmp_path / "of the trainer")))
+    expected_here = again.go(2, 3)
+    again.load(tmp_path / "of the trainer")
+    assert again.go(2, 3) == expected_here != expected[0]
+
+
+def test_a_seed_of_another_thread_leaves_a_loaded_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeds._global, "everywhere", 1)
+    training = Training(OPTIMIZERS["SGD"])
+    training.save(tmp_path / "m")
+    expected = training.go(0, 3)
+    monkeypatch.setattr(seeds._global, "everywhere", 2)
+    training.load(tmp_path / "m")
+    in_a_thread(lambda: mg.seed(9))
+    assert training.go(0, 3) == expected
+    training.load(tmp_path / "m")
+    ninth = in_a_thread(lambda: (mg.seed(9), training.go(0, 3))[1])
+    assert ninth != expected, "who sets a seed after a load wants this one"
+    in_a_thread(lambda: training.load(tmp_path / "m"))
+    assert training.go(0, 3) == expected
+
+
 def test_other_programs_keep_their_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load for one program changes no random number of another."""
     monkeypatch.setattr(seeds._global, "everywhere", 1)
