@@ -19,7 +19,7 @@ from minigraph.ir.verify import verify
 from minigraph.opdef import OpDef, get_op
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.rule import Rule, apply_rule
-from minigraph.program import Program, Variable
+from minigraph.program import Operator, Program, Variable
 
 LAST = 1 << 40  # behind all that takes the place of an operator
 
@@ -37,8 +37,9 @@ def rewrite(
     which the reports say. Where anything is refused, nothing changes.
     """
     require(isinstance(program, Program), f"rewrite takes a Program, not {program!r}", ProgramError)
+    rates = _rates(program)
     for op in program.ops:
-        if op.role != "forward" or op.forward is not None:
+        if (op.role != "forward" or op.forward is not None) and op not in rates:
             raise ORDER(
                 f"program {program.name} has gradients or updates already", call=op.call(), site=op.site,
                 hint="rewrite it before append_backward or minimize; later rewrites are flags of BuildStrategy",
@@ -57,6 +58,20 @@ def rewrite(
     flow.check_unchanged(before, graph)
     into_program(graph, program, operators)
     return reports
+
+
+def _rates(program: Program) -> set[Operator]:
+    """Operators of an update that come before it: counters of runs, and learning rates made of them and constants."""
+    rates, known = set[Operator](), set[Variable]()
+    for op in program.ops:
+        if op.role == "optimize" and op.forward is None and all(v in known or _is_state(v) for v in op.input_vars):
+            rates.add(op)
+            known.update(op.output_vars)
+    return rates
+
+
+def _is_state(v: Variable) -> bool:
+    return v.persistable and not v.is_parameter
 
 
 def _kept(program: Program, keep: Iterable[Variable | str]) -> set[str]:

@@ -180,6 +180,10 @@ class Setting(Generic[T]):
         """The value that holds here."""
         return self._own.get(self.everywhere)
 
+    def own(self) -> T | None:
+        """The value that this thread has set for itself, None where it has not."""
+        return self._own.get(None)
+
     def set(self, value: T) -> None:
         """Set it for the process, or where this is not the main thread for this thread."""
         if threading.current_thread() is threading.main_thread():

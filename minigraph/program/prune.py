@@ -24,7 +24,7 @@ def pruned_ops(
     """
     updates = {op for op in ops if op.role == "optimize"} if prune is True else set(prune or ())
     kept = _needed(ops, fetches, updates, fed)
-    while prune and (beside := _beside(ops, kept)):
+    while prune and (beside := _beside(ops, kept) | _given_back(ops, kept)):
         updates |= beside
         kept = _needed(ops, fetches, updates, fed)
     return kept
@@ -37,6 +37,28 @@ def _beside(ops: Sequence[Operator], kept: Sequence[Operator]) -> set[Operator]:
     """
     read, stands = {name for op in kept for name in op.input_arg_names}, set(kept)
     return {op for op in ops if op not in stands and not read.isdisjoint(_stepped(op, read))}
+
+
+def _given_back(ops: Sequence[Operator], kept: Collection[Operator]) -> set[Operator]:
+    """Operators that give states what kept branches and loops wrote into them: the branch runs, and so it is written.
+
+    Such a state went in as a copy, or as a variable of the loop.
+    """
+    stands, found = set(kept), set[Operator]()
+    copied: dict[str, str] = {}  # copy -> state
+    went_in: dict[str, set[str]] = {}  # what a branch or loop makes -> the states that it may have written
+    for op in ops:
+        if "control" in op.opdef.traits and op in stands:
+            looped = [v.name for v in op.inputs["X"] if v.persistable] if op.type == "while_loop" else []
+            states = {*looped, *(copied[name] for name in op.input_arg_names if name in copied)}
+            went_in.update(dict.fromkeys(op.output_arg_names, states))
+        elif op.type == "assign":
+            (source,), (target,) = op.inputs["X"], op.outputs["Out"]
+            if source.persistable:
+                copied[target.name] = source.name
+            if target.name in went_in.get(source.name, ()) and op not in stands:
+                found.add(op)
+    return found
 
 
 def _stepped(op: Operator, read: Collection[str]) -> list[str]:

@@ -38,7 +38,7 @@ from .latest import Latest, Ready
 from .options import DEFAULT, RunOptions
 from .parallel.agreement import AgreedPlan, facts_of, seed_of_rank
 from .parallel.replicas import Replicas
-from .seeds import seed_of
+from .seeds import seed_of_run
 from .targets import check_known, check_updates, read_targets
 
 PROGRAMS_KEPT = 16  # programs with their fetches of which one executor keeps plans
@@ -250,7 +250,7 @@ class Executor(NotPickled):
         arrays = feed_types(program, feed) if shapes else checked_feeds(program, feed, self.backend)
         compiled: Any = source
         together = compiled.strategy.chosen() if getattr(source, "_parallel", None) is not None else ""
-        seed, settings, set_now = seed_of(program, scope), self.backend.settings(), flags.values
+        seed, settings, set_now = seed_of_run(program, scope), self.backend.settings(), flags.values
         options = flags.applied(options, set_now)
         key = (
             program.id, program.version, fetches, left, seed, settings, options,

@@ -22,6 +22,7 @@ from minigraph.program import Operator, Program
 from minigraph.program.text.dot_text import quoted
 from minigraph.types import TensorType
 
+from .checkpoint.paths import shown
 from .control.ahead import ahead
 
 TILES = frozenset({  # what sources call the sizes of their tiles and how these are gone through
@@ -113,8 +114,8 @@ class KernelList(tuple[Kernel, ...]):
             sources = [source for at, source in found if at == arch]
             try:
                 compile_all(sources, arch) if folder is None else ship(sources, arch, Path(folder))
-            except OSError as why:
-                raise KernelError(f"no kernels could be written to {folder}: {why}") from why
+            except (OSError, ValueError) as why:  # the latter of a name that no file can have
+                raise KernelError(f"no kernels could be written to {shown(str(folder))}: {why}") from why
         return len(found)
 
     def to_dot(self) -> str:

@@ -12,7 +12,7 @@ from minigraph.program.scope import Scope
 
 from . import flags
 from .backend import Backend
-from .seeds import seed_of
+from .seeds import seed_of_run
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Latest:
             source is self.source and fetches == self.fetches and prune == self.prune
             and self.own.version == self.version and self.program.version == self.rewritten
             and self.settings == self.backend.settings() and self.flags is flags.values
-            and seed_of(self.program, scope) == self.seed
+            and seed_of_run(self.program, scope) == self.seed
         )  # fmt: skip
 
     def plan_for(self, feed: Any) -> Ready | None:

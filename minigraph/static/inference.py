@@ -22,7 +22,6 @@ from minigraph.errors import (
     UninitializedError,
     nearest,
     require,
-    require_path,
 )
 from minigraph.errors.kinds import DAMAGED, NAME, OTHER_PROGRAM, STORAGE, WRONG_OBJECT
 from minigraph.ir.text import parse
@@ -30,7 +29,7 @@ from minigraph.program import Program, Variable, default_main_program
 from minigraph.program.inference import inference_program
 from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.checkpoint.foreign import PREFIX, foreign
-from minigraph.runtime.checkpoint.paths import shown
+from minigraph.runtime.checkpoint.paths import shown, text_of
 from minigraph.runtime.checkpoint.single import file_path, read_arrays, read_file, write_file
 from minigraph.runtime.checkpoint.storage import exists
 from minigraph.runtime.checkpoint.tensors import packed, unpacked
@@ -134,8 +133,8 @@ def _read(prefix: str, model: Any, params: Any) -> tuple[Program, dict[str, np.n
     """Program and weights of the files at a prefix."""
     folder = os.path.dirname(prefix)
     model, params = (
-        os.path.join(folder, os.fspath(name)) if name is not None else prefix + ending
-        for name, ending in ((model, MODEL), (params, PARAMS))
+        file_path(os.path.join(folder, text_of(name, what))) if name is not None else prefix + ending
+        for what, name, ending in (("model_filename", model, MODEL), ("params_filename", params, PARAMS))
     )
     there = exists(model)
     text = read_file(model) if there or not exists(params) else b""
@@ -182,8 +181,7 @@ def _variables(what: str, values: Any, error: type[MinigraphError] = DTypeError)
 
 
 def _prefix(path: Any) -> str:
-    require_path(path, "path_prefix")
-    prefix = os.fsdecode(os.fspath(path)).removesuffix(MODEL).removesuffix(PARAMS)
+    prefix = text_of(path, "path_prefix").removesuffix(MODEL).removesuffix(PARAMS)
     require(os.path.basename(prefix), f"path_prefix {shown(prefix)!r} names no file", STORAGE)
     return file_path(prefix + MODEL).removesuffix(MODEL)
 

@@ -32,8 +32,9 @@ from minigraph.runtime.checkpoint.paths import (
     checked_path,
     plain,
     shown,
+    text_of,
 )
-from minigraph.runtime.checkpoint.reader import Checkpoint, opened
+from minigraph.runtime.checkpoint.reader import opened
 from minigraph.runtime.checkpoint.tensors import Packed, packed
 from minigraph.runtime.checkpoint.training import check_training, resume_training, training_state
 
@@ -99,16 +100,17 @@ def _files(
     states = get_program_persistable_vars(program)
     chosen = list(vars) if vars is not None else [v for v in states if predicate is None or predicate(v)]
     require(chosen, "there are no variables to save or load", ProgramError)
+    folder = Path(text_of(dirname, "dirname"))
     if filename is not None:
-        return [(Path(dirname) / filename, chosen)]
+        return [(folder / text_of(filename, "filename"), chosen)]
     known: dict[Path, Variable] = {}
     for v in chosen:
         own = Path(v.name)
         outside = own.is_absolute() or ".." in own.parts
-        require(not outside, f"the file of {v} would lie outside of {shown(str(dirname))}", NAME, ALL_IN_ONE)
+        require(not outside, f"the file of {v} would lie outside of {shown(str(folder))}", NAME, ALL_IN_ONE)
         other = known.setdefault(own, v)
-        require(other is v, f"{v} and {other} would have one file in {shown(str(dirname))}", NAME, ALL_IN_ONE)
-    return [(Path(dirname) / v.name, [v]) for v in chosen]
+        require(other is v, f"{v} and {other} would have one file in {shown(str(folder))}", NAME, ALL_IN_ONE)
+    return [(folder / v.name, [v]) for v in chosen]
 
 
 def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -> None:
@@ -160,10 +162,15 @@ def load(
         parameters, others = ([v for v in vs if v.name in wanted] for vs in (parameters, others))
     by_kind = {kind: variables for kind, variables in ((PARAMS, parameters), (OPT, others)) if variables}
     state: dict[str, np.ndarray] = {}
+    updates = any(op.role == "optimize" for op in program.ops)
     with opened(path, list(by_kind), verify) as checkpoint:
+        goes_on = wanted is None and (bool(others) or not checkpoint.has(OPT))  # it is the training that was saved
         for kind, variables in by_kind.items():
-            state |= _checked(plain(path, kind), checkpoint.read(kind), variables, exact=wanted is None)
-        training = checkpoint.training if wanted is None and _goes_on(checkpoint, others) else {}
+            arrays = checkpoint.read(kind)
+            if kind == OPT and not updates and arrays.keys() - {v.name for v in variables}:
+                arrays, goes_on = {v.name: arrays[v.name] for v in variables if v.name in arrays}, False
+            state |= _checked(plain(path, kind), arrays, variables, exact=wanted is None)
+        training = checkpoint.training if goes_on else {}
     if training:
         check_training(program, training, shown(plain(path, MANIFEST)))
     with scope.lock, scope.turn.begin(), scope.replacing(state, f"a load of {shown(path)}"):
@@ -228,11 +235,6 @@ def _copy(v: Variable, scope: Scope) -> np.ndarray:
     if array.dtype != v.dtype or not v.type.accepts(v.type.with_shape(array.shape)):
         raise ProgramError(f"{v} is {array.dtype}{list(array.shape)} in the scope", call="save")
     return array
-
-
-def _goes_on(checkpoint: Checkpoint, others: list[Variable]) -> bool:
-    """Whether this is the training that was saved: not where its optimizer's states are left out."""
-    return bool(others) or not checkpoint.has(OPT)
 
 
 def _checked(

@@ -148,5 +148,7 @@ def test_kernels_are_compiled_into_a_folder(mlp, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(KernelError, match=r"no kernels could be written to .*file: "):
         kernels.compile(tmp_path / "file")
+    with pytest.raises(KernelError, match=r"no kernels could be written to .*: .*surrogates not allowed"):
+        kernels.compile(f"{tmp_path}/\ud800")
     with pytest.raises(ProgramError, match="folder must be a path, is 3"):
         kernels.compile(3)

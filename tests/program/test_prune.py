@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,60 @@ def test_other_states_are_written_only_where_somebody_needs_them() -> None:
     exe.run(startup)
     exe.run(main, {"x": X}, [loss], use_prune=True)
     assert exe.run(main, {"x": X}, ["count"], use_prune=True)[0] == 3.0
+
+
+def doubled(x: Any, c: Any, pred: Any) -> Any:
+    """A branch that writes a state."""
+
+    def branch() -> Any:
+        mg.assign(c * 2.0, output=c)
+        return mg.tanh(x)
+
+    return static.nn.cond(pred, branch, lambda: x * 2.0)
+
+
+def counted(x: Any, c: Any, body: Callable[[Any, Any], list[Any]], first: Any) -> Any:
+    """What three rounds make of `first`."""
+    n, i = mg.full([1], 3, "int64"), mg.full([1], 0, "int64")
+    return static.nn.while_loop(lambda i, z: i < n, body, [i, first])[1]
+
+
+def incremented(i: Any, z: Any, c: Any) -> list[Any]:
+    mg.increment(c)
+    return [i + 1, z * 0.5]
+
+
+def assigned(x: Any, c: Any, pred: Any) -> Any:
+    """The user's own assign of what a branch gives, which nobody needs: no run with pruning makes it."""
+    mg.assign(static.nn.cond(pred, lambda: c + 1.0, lambda: c * 1.0), output=c)
+    return x
+
+
+IN_BLOCKS: dict[str, tuple[Callable[[Any, Any, Any], Any], float]] = {  # the state after two runs, 1 at first
+    "branch": (doubled, 4.0),
+    "branch in a branch": (lambda x, c, p: static.nn.cond(p, lambda: doubled(x, c, p), lambda: x), 4.0),
+    "loop": (lambda x, c, p: counted(x, c, lambda i, z: incremented(i, z, c), x * 1.0), 7.0),
+    "loop variable": (lambda x, c, p: x + counted(x, c, lambda i, z: [i + 1, z + 1.0], c), 7.0),
+    "branch that nobody needs": (lambda x, c, p: (doubled(x, c, p), x)[1], 1.0),
+    "assign that nobody needs": (assigned, 1.0),
+}
+
+
+@pytest.mark.parametrize("passes", [False, True], ids=["plain", "passes"])
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_states_that_branches_and_loops_write(name: str, passes: bool) -> None:
+    """They are written where the branch or loop runs, as Paddle 2.6.2 does it."""
+    build, expected = IN_BLOCKS[name]
+    main, startup, scope = static.Program(), static.Program(), static.Scope()
+    with static.program_guard(main, startup):
+        x = static.data("x", [2, 3], "float64")
+        c = static.create_global_var([1], 1.0, "float64", persistable=True, name="c")
+        loss = mg.mean(build(x, c, mg.mean(x) > -9.0))
+    exe = static.Executor()
+    exe.run(startup, scope=scope)
+    for _ in range(2):
+        exe.run(with_passes(main) if passes else main, {"x": X}, [loss], scope=scope, use_prune=True)
+    assert scope.read("c")[0] == expected
 
 
 def test_two_optimizers_of_one_program() -> None:

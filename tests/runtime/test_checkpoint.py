@@ -24,6 +24,7 @@ from minigraph.errors import (
     ShapeError,
     UninitializedError,
 )
+from minigraph.program import unique_name
 from minigraph.runtime.checkpoint.tensors import packed
 from minigraph.types import bfloat16
 from tests.support.checkpoints import FILES, Trained
@@ -483,6 +484,27 @@ def test_paths_that_name_no_file(path: Any) -> None:
             str(caught.value).encode()
         with pytest.raises(ProgramError, match=r"names no file|must be a path"):
             static.load_program_state(path)
+
+
+@pytest.mark.parametrize("path", ["m\ud800", "m\0", b"m", 3, True, ["m"]], ids=ascii)
+def test_names_of_files_and_folders_that_are_none(tmp_path: Path, path: Any) -> None:
+    trained, exe = Trained(), static.Executor()
+    trained.set(1)
+    with static.scope_guard(trained.scope):
+        with unique_name.guard("served_"):
+            out = trained.main.vars["a"] * 2.0
+        static.save_inference_model(tmp_path / "m", [], [out], exe, program=trained.main)
+        for action in (
+            lambda: static.io.save_vars(exe, tmp_path, trained.main, filename=path),
+            lambda: static.io.load_vars(exe, tmp_path, trained.main, filename=path),
+            lambda: static.io.load_vars(exe, path, trained.main),
+            lambda: static.load_inference_model(tmp_path / "m", exe, model_filename=path),
+            lambda: static.load_inference_model(tmp_path / "m", exe, params_filename=path),
+        ):
+            with pytest.raises(ProgramError) as caught:
+                action()
+            str(caught.value).encode()
+    assert {p.name for p in tmp_path.iterdir()} == {"m.pdmodel", "m.pdiparams"}
 
 
 def test_a_path_of_undecodable_bytes(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import minigraph as mg
 from minigraph import static
 from minigraph.errors import ProgramError
 from minigraph.runtime.checkpoint import storage
+from minigraph.runtime.checkpoint.single import write_file
 from tests.support.checkpoints import FILES, FailingDisk, ForgetfulDisk, Trained, with_disk
 from tests.support.grades import checkered, graded
 
@@ -322,6 +323,91 @@ def test_a_folder_that_is_renamed_between_any_two_calls(tmp_path: Path) -> None:
         except (ProgramError, UserWarning):
             continue
         assert NEW in (trained.loaded(here / "m"), trained.loaded(tmp_path / "there" / "m")), at
+
+
+class Changing(FailingDisk):
+    """Changes something right before the call number `at`."""
+
+    def __init__(self, at: int, change: Callable[[], Any]) -> None:
+        super().__init__()
+        self.moment, self.change = at, change
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.COUNTED and self.count == self.moment:
+            self.moment = -1
+            self.change()
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize("how", ["working directory", "link", "renamed"])
+def test_another_folder_that_the_path_leads_to_meanwhile_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It holds a file of a kind that the state which is saved has not: its own must stay."""
+    small, large = Trained(optimizer=False), Trained()
+    here, other, link = tmp_path / "here", tmp_path / "other", tmp_path / "link"
+
+    def renamed() -> None:
+        here.rename(tmp_path / "there")
+        other.rename(here)
+
+    def relinked() -> None:
+        link.unlink()
+        link.symlink_to(other)
+
+    path, change = {
+        "working directory": ("m", lambda: os.chdir(other)),
+        "link": (link / "m", relinked),
+        "renamed": (here / "m", renamed),
+    }[how]
+    counted = Changing(-1, lambda: None)
+    with_disk(counted, lambda: small.save(here / "m", OLD))
+    commit = counted.names.index("replace")
+    for at in range(commit + 3 if how == "renamed" else counted.count):  # a folder is looked at once, behind the commit
+        for folder in (here, other, tmp_path / "there"):
+            shutil.rmtree(folder, ignore_errors=True)
+        small.save(here / "m", OLD)
+        large.save(other / "m", NEXT)
+        link.unlink(missing_ok=True)
+        link.symlink_to(here)
+        monkeypatch.chdir(here)
+        said = False
+        try:
+            with_disk(Changing(at, change), lambda: small.save(path, NEW))
+        except (ProgramError, UserWarning):
+            said = True
+        if how == "renamed":
+            found = static.load_program_state(here / "m")  # that of `other`, or the new one
+            expected = large.loaded(here / "m") == NEXT if len(found) > 2 else small.loaded(here / "m") == NEW
+            assert expected and (said or len(found) == 2 or small.loaded(tmp_path / "there" / "m") == NEW), at
+        else:
+            assert not said and small.loaded(here / "m") == NEW, at
+            assert names(here) == [name for name in FILES if name != "m.pdopt"], at
+            assert large.loaded(other / "m") == NEXT, at
+
+
+def test_a_file_that_names_others_leaves_those_of_another_folder(tmp_path: Path) -> None:
+    here, other, link = tmp_path / "here", tmp_path / "other", tmp_path / "link"
+
+    def relinked() -> None:
+        link.unlink()
+        link.symlink_to(other)
+
+    def write(folder: Path, digit: str) -> None:
+        write_file(str(folder / "m.onnx"), [digit.encode()], {f".{digit * 16}.data": [b"weights"]})
+
+    write(other, "b")
+    link.symlink_to(here)
+    counted = Changing(-1, lambda: None)
+    with_disk(counted, lambda: write(here, "a"))
+    for at in range(counted.count):
+        shutil.rmtree(here)
+        here.mkdir()
+        link.unlink()
+        link.symlink_to(here)
+        with_disk(Changing(at, relinked), lambda: write(link, "a"))
+        assert names(here) == ["m.onnx", "m.onnx.aaaaaaaaaaaaaaaa.data"], at
+        assert names(other) == ["m.onnx", "m.onnx.bbbbbbbbbbbbbbbb.data"], at
 
 
 def texts(path: Path, words: str) -> dict[str, Callable[[], Any]]:

@@ -14,6 +14,7 @@ import pytest
 import minigraph as mg
 from minigraph import nn, optimizer, static
 from minigraph.errors import AttrError, MinigraphError, ProgramError
+from minigraph.nn import functional as F
 from minigraph.onnx.export import Writer, exported
 from minigraph.optimizer import lr
 from minigraph.runtime import seeds
@@ -118,6 +119,67 @@ def test_a_seed_that_is_set_later_holds(tmp_path: Path, monkeypatch: pytest.Monk
     assert other.go(0, 2) == six
 
 
+def in_a_thread(action: Callable[[], Any]) -> Any:
+    """What it returns in a thread of its own."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(action()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_a_save_keeps_the_seed_of_the_thread_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has set one for itself; neither the seed of the process nor that of who saves is that of the training."""
+    monkeypatch.setattr(seeds._global, "everywhere", 1)
+    training, trained, saved = Training(OPTIMIZERS["SGD"]), threading.Event(), threading.Event()
+
+    def train() -> list[bytes]:
+        mg.seed(5)
+        training.go(0, 2)
+        trained.set()
+        assert saved.wait(60)
+        return training.go(2, 3)
+
+    def save(name: str, seed: int | None = None) -> None:
+        if seed is not None:
+            mg.seed(seed)
+        training.save(tmp_path / name)
+
+    expected: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: expected.append(train()))
+    thread.start()
+    assert trained.wait(60)
+    save("of the process")
+    in_a_thread(lambda: save("of another thread", 7))
+    saved.set()
+    thread.join()
+    for name in ("of the process", "of another thread"):
+        training.load(tmp_path / name)
+        assert training.go(2, 3) == expected[0]
+    again = Training(OPTIMIZERS["SGD"])
+    again.go(0, 2)
+    in_a_thread(lambda: (mg.seed(7), again.save(tmp_path / "of the trainer")))
+    expected_here = again.go(2, 3)
+    again.load(tmp_path / "of the trainer")
+    assert again.go(2, 3) == expected_here != expected[0]
+
+
+def test_a_seed_of_another_thread_leaves_a_loaded_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeds._global, "everywhere", 1)
+    training = Training(OPTIMIZERS["SGD"])
+    training.save(tmp_path / "m")
+    expected = training.go(0, 3)
+    monkeypatch.setattr(seeds._global, "everywhere", 2)
+    training.load(tmp_path / "m")
+    in_a_thread(lambda: mg.seed(9))
+    assert training.go(0, 3) == expected
+    training.load(tmp_path / "m")
+    ninth = in_a_thread(lambda: (mg.seed(9), training.go(0, 3))[1])
+    assert ninth != expected, "who sets a seed after a load wants this one"
+    in_a_thread(lambda: training.load(tmp_path / "m"))
+    assert training.go(0, 3) == expected
+
+
 def test_other_programs_keep_their_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load for one program changes no random number of another."""
     monkeypatch.setattr(seeds._global, "everywhere", 1)
@@ -138,6 +200,38 @@ def test_a_test_program_takes_the_weights_alone(tmp_path: Path) -> None:
         static.load(test, tmp_path / "m")
         assert static.global_scope().steps[test.origin] == 0
         assert set(test.state_dict()) == {p.name for p in training.main.all_parameters()}
+
+
+@pytest.mark.parametrize("metric", [True, False])
+def test_a_test_program_takes_its_own_states_along(tmp_path: Path, metric: bool) -> None:
+    """Those of a metric or a counter are in one file with the optimizer's."""
+    main, startup, path = static.Program(), static.Program(), tmp_path / "m"
+    with static.program_guard(main, startup), static.scope_guard(static.Scope()):
+        x, y = static.data("x", [None, 3]), static.data("y", [None, 1], "int64")
+        scores = F.softmax(nn.Linear(3, 2)(F.dropout(x, 0.5)))
+        if metric:
+            own = static.auc(scores, y)[0]
+        else:
+            own = static.create_global_var([1], 1.0, "float32", persistable=True, name="counter")
+            mg.increment(own, 2.0)
+        test = main.clone(for_test=True)
+        mg.optimizer.Adam(lr.StepDecay(0.1, 2)).minimize(mg.mean(scores[:, 0]))
+        exe, feed = static.Executor(), {"x": np.eye(3, dtype="f4"), "y": np.array([[0], [1], [1]])}
+        exe.run(startup)
+        for _ in range(3):
+            exe.run(main, feed)
+        static.save(main, path)
+        states = {name: value.tobytes() for name, value in test.state_dict().items()}
+        expected = exe.run(test, feed, [own.name])[0]
+    with static.scope_guard(static.Scope()):
+        static.load(test, path)
+        assert static.global_scope().steps[test.origin] == 0, "it is not the training that goes on"
+        assert {name: value.tobytes() for name, value in test.state_dict().items()} == states
+        assert np.array_equal(exe.run(test, feed, [own.name])[0], expected)
+    with static.program_guard(test, startup), static.scope_guard(static.Scope()):
+        static.create_global_var([1], 1.0, "float32", persistable=True, name="unknown")
+        with pytest.raises(ProgramError, match="lacks unknown"):
+            static.load(test, path)
 
 
 def test_part_of_the_values_takes_nothing_else(tmp_path: Path) -> None:
@@ -218,10 +312,13 @@ def test_a_state_that_a_scheduler_refuses(tmp_path: Path, monkeypatch: pytest.Mo
         assert training.rate.state_dict() == state
 
 
+@pytest.mark.parametrize("given", [float, np.float32, lambda loss: np.array([loss], "f4")])
 @pytest.mark.parametrize("first", [np.inf, -np.inf, np.nan])
-def test_a_plateau_goes_on_from_a_loss_that_overflowed(tmp_path: Path, first: float) -> None:
+def test_a_plateau_goes_on_from_a_loss_that_overflowed(
+    tmp_path: Path, first: float, given: Callable[[float], Any]
+) -> None:
     training = Training(OPTIMIZERS["SGD"], lambda: lr.ReduceOnPlateau(0.1, patience=1))
-    training.rate.step(np.array([first], "f4"))
+    training.rate.step(given(first))
     training.save(tmp_path / "m")
     state = training.rate.state_dict()
     training.rate.step(0.5)

@@ -51,7 +51,7 @@ class ReduceOnPlateau(LRScheduler):
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Go to the next epoch, or to `epoch`, with the value measured in it."""
-        one = is_number(metrics) or (isinstance(metrics, np.ndarray) and metrics.size == 1)
+        one = _is_real(metrics) or (isinstance(metrics, np.ndarray) and metrics.size == 1)
         require(one, f"metrics must be a number or an array of one, is {metrics!r}", WRONG_OBJECT)
         with stepping, whole(self):
             self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
@@ -79,8 +79,12 @@ class ReduceOnPlateau(LRScheduler):
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         best = state_dict.get("best") if isinstance(state_dict, Mapping) else None
-        known = best is None or (isinstance(best, numbers.Real) and not isinstance(best, bool))  # an infinite loss, too
-        check("best", best, known, "a number or None")
+        check("best", best, best is None or _is_real(best), "a number or None")
         super().set_state_dict(state_dict)
 
     set_dict = set_state_dict
+
+
+def _is_real(value: Any) -> bool:
+    """Whether it is a number; that of a loss which overflowed, too."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -11,6 +11,7 @@ after step 2, and removes what one left that was interrupted before.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import warnings
@@ -45,8 +46,10 @@ def commit(path: str, state_of: Callable[[str], State]) -> None:
     folder = os.path.dirname(path) or "."
     try:
         storage.make_folder(folder)
+        path = storage.settled(path)
     except OSError as problem:
         raise storage.problem_with("make", folder, problem) from None
+    folder = os.path.dirname(path)
     for kind in (*KINDS, MANIFEST):
         if storage.is_folder(plain(path, kind)):
             raise STORAGE(f"cannot write {shown(plain(path, kind))}: it is a folder")
@@ -86,6 +89,7 @@ def _commit_alone(path: str, folder: str, state_of: Callable[[str], State]) -> O
             raise
     try:
         storage.sync_folder(folder)  # else a crash could undo step 2 and not step 3
+        _require_current(path, made)
         _finish(path, made)
         _sweep(path, folder, made)
     except OSError as problem:
@@ -126,6 +130,13 @@ def _current(path: str) -> Manifest | None:
         return None
     finally:
         storage.close(descriptor)
+
+
+def _require_current(path: str, manifest: Manifest) -> None:
+    """An OSError where another state is here: the folder was renamed, and its name is another one's."""
+    current = _current(path)
+    if current is None or current.token != manifest.token:
+        raise OSError(errno.ENOENT, "their folder has another name now")
 
 
 def _finish(path: str, manifest: Manifest) -> None:

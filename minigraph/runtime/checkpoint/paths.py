@@ -45,10 +45,15 @@ def former_saver(path: str, name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def text_of(path: Any, name: str = "path") -> str:
+    """A path, which the caller knows as `name`, as a text; an error for what is none."""
+    require_path(path, name)
+    return os.fsdecode(os.fspath(path))
+
+
 def checked_path(model_path: Any) -> str:
     """The path without a file's ending."""
-    require_path(model_path, "model_path")
-    path = os.fsdecode(os.fspath(model_path))
+    path = text_of(model_path, "model_path")
     for kind in KINDS:
         path = path.removesuffix(f".{kind}")
     if not os.path.basename(path) or "\0" in path or not can_be_encoded(path):

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import require_path
 from minigraph.errors.kinds import STORAGE
 
 from . import storage
-from .paths import LOCK, can_be_encoded, shown
+from .paths import LOCK, can_be_encoded, shown, text_of
 from .tensors import read
 
 PARTIAL = "partial_save"  # what a file is called until it is whole
@@ -24,8 +23,7 @@ BESIDE = re.compile(r"\.[0-9a-f]{16}\.data")  # ends the name of a file that ano
 
 def file_path(path: Any) -> str:
     """A path of a file; an error for what cannot be one."""
-    require_path(path)
-    name = os.fsdecode(os.fspath(path))
+    name = text_of(path)
     if not os.path.basename(name) or "\0" in name or not can_be_encoded(name):
         raise STORAGE(f"{shown(name)!r} names no file")
     if storage.is_folder(name):
@@ -66,10 +64,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> None:
     """Who holds the lock is the only one who writes: what a crash left is known, and goes with the next save."""
-    folder = os.path.dirname(path) or "."
     problem: OSError | None = None
     storage.refuse_device(path)
-    storage.make_folder(folder)
+    storage.make_folder(os.path.dirname(path) or ".")
+    path = storage.settled(path)
+    folder = os.path.dirname(path)
     with storage.locked(f"{path}.{LOCK}"):
         for ending, content in (beside or {}).items():
             _put(path + ending, content)
@@ -81,7 +80,8 @@ def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> Non
         except OSError as failure:
             problem = failure
         else:
-            _sweep(path, folder, beside)
+            if all(storage.exists(path + ending) for ending in beside or ()):  # else the folder was renamed meanwhile
+                _sweep(path, folder, beside)
     if problem is not None:
         warnings.warn(
             f"{shown(path)} is written, but after a loss of power what was there may be back: its folder could not be"

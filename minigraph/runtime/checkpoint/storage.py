@@ -143,6 +143,12 @@ def make_folder(folder: str) -> None:
         sync_folder(os.path.dirname(new) or ".")
 
 
+def settled(path: str) -> str:
+    """A path that stays where it is now, whatever links and the working directory are changed to meanwhile."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder or ".", strict=True), name)
+
+
 def sync_folder(folder: str) -> None:
     """Force the names in a folder to the disk, where its file system knows how; one of the network may not."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ from minigraph.errors import MinigraphError, ProgramError, shortened
 from minigraph.errors.kinds import DAMAGED, OTHER_PROGRAM
 from minigraph.program import Program
 from minigraph.program.scope import Scope
-from minigraph.runtime.seeds import resume_seed, seed_of
+from minigraph.runtime.seeds import resume_seed, seed_of_next_run
 
 VALUES_ALONE = "set_program_state(program, load_program_state(path)) loads the values alone"
 
@@ -29,7 +29,7 @@ def training_state(program: Program, scope: Scope) -> dict[str, Any]:
     for variable, scheduler in program.lr_schedulers:
         where = f"{type(scheduler).__name__} of {variable.name}"
         schedulers[variable.name] = {"class": scheduler.kind(), "state": _plain(scheduler.state_dict(), where)}
-    return {"runs": scope.steps[program.origin], "seed": seed_of(program, scope), "schedulers": schedulers}
+    return {"runs": scope.steps[program.origin], "seed": seed_of_next_run(program, scope), "schedulers": schedulers}
 
 
 def check_training(program: Program, training: Mapping[str, Any], path: str) -> None:
