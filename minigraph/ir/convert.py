@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minigraph.program import Block, Operator, Program, Variable, copy_var
-from minigraph.program.blocks.block_numbers import next_number, sub_programs
+from minigraph.program.blocks.held import next_number, sub_programs
 from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.variable import RemovedVariable, new_variable
 from minigraph.types import TensorType

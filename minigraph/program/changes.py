@@ -17,8 +17,7 @@ from minigraph.errors import MinigraphError, ProgramError, require, shortened
 from minigraph.errors.kinds import UNKNOWN_NAME
 
 from . import unique_name
-from .blocks.block_numbers import stand_ins, sub_programs
-from .blocks.held import adopt, check_takes_the_same
+from .blocks.held import adopt, check_takes_the_same, stand_ins, sub_programs
 from .variable import Variable
 from .whole.changing import ONE_CHANGE
 

@@ -13,7 +13,7 @@ from minigraph import static
 from minigraph.base import unique_name
 from minigraph.errors import FeedError, ProgramError
 from minigraph.ir.text import parse
-from minigraph.program.blocks.block_numbers import sub_programs
+from minigraph.program.blocks.held import sub_programs
 
 VALUES = {"x": np.full((2, 2), 0.5, "float32"), "y": np.full((2, 2), 0.25, "float32")}
 
@@ -130,11 +130,12 @@ def test_a_block_belongs_to_one_program(way: str):
     cond = net.main.ops[-1]
     theirs = {name: sub for _, name, sub in sub_programs(other.main.ops)}
     value, text = net.run(), str(net.main)
+    ways: dict[str, Callable[[], Any]] = {
+        "an attribute": lambda: cond._set_attr("true_block", theirs["true_block"]),
+        "a new operator": lambda: net.main.block0.append_op("cond", cond.inputs, cond.outputs, theirs),
+    }
     with pytest.raises(ProgramError, match=r"(?s)is a block of program main.*block.clone\(\) makes one"):
-        if way == "an attribute":
-            cond.attrs["true_block"] = theirs["true_block"]
-        else:
-            net.main.block0.append_op("cond", cond.inputs, cond.outputs, theirs)
+        ways[way]()
     assert str(net.main) == text
     assert all(sub.parent is other.main for sub in theirs.values())
     assert [a.tobytes() for a in net.run()] == [a.tobytes() for a in value]

@@ -21,8 +21,7 @@ from minigraph.program.program import Operator, Program, Variable, copy_var
 from minigraph.types import TensorType
 
 from .block_gradient import gradient_block
-from .block_numbers import stand_ins
-from .held import check_takes_the_same
+from .held import check_takes_the_same, stand_ins
 from .open_blocks import opened
 
 
