@@ -26,7 +26,7 @@ from minigraph.passes.communication.reductions import verify_reductions
 from minigraph.passes.engine.history import BlockHistory, History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Operator, Program
-from minigraph.program.blocks.block_numbers import sub_programs
+from minigraph.program.blocks.held import sub_programs
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops

@@ -91,6 +91,10 @@ class MinigraphError(Exception):
         self.code = code or self.code
         self.called, self.caller = called_function(), call_site()
 
+    def __reduce__(self) -> Any:
+        """For copies and other processes: classes have constructors of their own, whose arguments nobody keeps."""
+        return _remade, (type(self), self.args, self.__dict__)
+
     def at(self, call: str, site: CallSite | None) -> MinigraphError:
         """Fill in the call and the user's line where a lower layer did not know them."""
         self.call = self.call or call
@@ -108,6 +112,13 @@ class MinigraphError(Exception):
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
+
+
+def _remade(kind: type[MinigraphError], args: tuple[Any, ...], facts: dict[str, Any]) -> MinigraphError:
+    """An error as it was."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
 
 
 class ShapeError(MinigraphError, ValueError):

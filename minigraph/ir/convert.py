@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minigraph.program import Block, Operator, Program, Variable, copy_var
-from minigraph.program.blocks.block_numbers import next_number, sub_programs
+from minigraph.program.blocks.held import next_number, sub_programs
 from minigraph.program.changes import FixedSlots, SlotVars
 from minigraph.program.variable import RemovedVariable, new_variable
 from minigraph.types import TensorType
@@ -70,7 +70,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     variables: dict[str, Variable] = {}
     for name, v in list(source.vars.items()):  # to which another thread may add
         type = used.get(name)
-        if type is v.type or v._persistable or v.is_data or type == v.type:
+        if type is v.type or v._persistable or v.is_data or type == v.type or name in source.fetched:
             variables[name] = copy_var(v, block)  # else a pass has given the name of what is gone to another value
 
     own = _Variables(block, variables)

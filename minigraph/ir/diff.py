@@ -9,7 +9,7 @@ from typing import Any
 
 from minigraph.opdef.host_function import HostFunction
 from minigraph.program import Operator, Parameter, Program, Variable
-from minigraph.program.blocks.block_numbers import sub_programs
+from minigraph.program.blocks.held import sub_programs
 from minigraph.program.text.dump import aligned, declaration_lines, op_parts
 from minigraph.program.text.grammar import quote
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from minigraph.errors import CallSite
 from minigraph.opdef import OpDef
 from minigraph.program import Operator, Program, Variable, copy_var
-from minigraph.program.blocks.block_numbers import next_number, sub_programs
+from minigraph.program.blocks.held import next_number, sub_programs
 from minigraph.program.text.dump import dump_op
 from minigraph.types import TensorType
 

@@ -13,7 +13,7 @@ from typing import Any
 from minigraph.errors import CallSite, MinigraphError, ProgramError
 from minigraph.opdef import OPS, OpDef
 from minigraph.program import ROLES, Operator, Parameter, Program, Variable
-from minigraph.program.blocks.block_numbers import next_number
+from minigraph.program.blocks.held import next_number
 from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.text.dump import born_frozen, first_output, unnamed_outputs, updates
 from minigraph.program.text.grammar import DECLARATIONS, PARAMETER_FACTS

@@ -53,6 +53,9 @@ class UnknownName(AttributeError):
         hint = nearest(self.wanted, (n for n in self.known() if not n.startswith("_")))
         return f"{self.what} has no attribute {self.wanted!r}{f'; {hint}' if hint else ''}"
 
+    def __reduce__(self) -> Any:
+        return AttributeError, (str(self),)  # another process has other names
+
 
 def is_listed(space: str, name: str) -> bool:
     """Whether Paddle has `name` in one of its namespaces, such as nn.functional or Variable."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from minigraph.ir.graph import Graph
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import is_unread, take_out
-from minigraph.program.blocks.block_numbers import acts
+from minigraph.program.blocks.held import acts
 
 RULE = "DeadCode"
 

@@ -20,7 +20,7 @@ from minigraph.opdef import get_op
 from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
-from .blocks.block_numbers import sub_programs
+from .blocks.held import adopt, check_takes_the_same
 from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
@@ -74,6 +74,8 @@ class Block(PartOfProgram):
         """Add a variable; `type` or (shape, dtype)."""
         name = name if name is not None else unique_name.generate("_generated_var")
         type = type or tensor_type(shape, dtype if dtype is not None else default_dtype())
+        if persistable or is_data:
+            check_takes_the_same(self, f"a new variable {name}")
         return self._add(
             Variable(self, name, type, persistable=persistable, stop_gradient=stop_gradient, is_data=is_data,
                      site=self.program.emission.site or call_site())
@@ -87,6 +89,7 @@ class Block(PartOfProgram):
         shape = normalize_shape(shape)
         require(-1 not in shape, f"parameter {name}: every size must be known, got {list(shape)}", UNKNOWN_SIZE)
         type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+        check_takes_the_same(self, f"a new parameter {name}")
         return self._add(Parameter(self, name, type, site=call_site(), **facts))
 
     def _add(self, variable: Any) -> Any:
@@ -179,9 +182,7 @@ class Block(PartOfProgram):
             for v in new:
                 _check_new(self, v._name)
             op.number = program.numbered
-            if "control" in op.opdef.traits:
-                for _, _, sub in sub_programs([op]):
-                    sub.parent = sub.parent or program
+            adopt(program, op.opdef, op.attrs)
             self.ops.add(op, new)
             program.numbered += 1
         return op

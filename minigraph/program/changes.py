@@ -17,7 +17,7 @@ from minigraph.errors import MinigraphError, ProgramError, require, shortened
 from minigraph.errors.kinds import UNKNOWN_NAME
 
 from . import unique_name
-from .blocks.block_numbers import stand_ins, sub_programs
+from .blocks.held import adopt, check_takes_the_same, stand_ins, sub_programs
 from .variable import Variable
 from .whole.changing import ONE_CHANGE
 
@@ -109,6 +109,8 @@ class Vars(dict[str, Any]):
                         after.get(v.name) is v, f"{op.call()} uses {v}, it cannot be removed", ProgramError,
                         "remove the operator first",
                     )  # fmt: skip
+            if _taken(after) != _taken(self):
+                check_takes_the_same(self.block, "this change of its variables")
             dict.clear(self)
             dict.update(self, after)
             self.block.program.version += 1
@@ -127,6 +129,11 @@ class Vars(dict[str, Any]):
         else:
             dict.pop(self, old)
             dict.__setitem__(self, new, variable)
+
+
+def _taken(variables: Mapping[str, Variable]) -> list[str]:
+    """Those that a block takes, in order."""
+    return [name for name, v in variables.items() if v.is_data or v.persistable]
 
 
 class Attrs(dict[str, Any]):
@@ -151,6 +158,7 @@ class Attrs(dict[str, Any]):
                 return
             _check_no_gradient(op)
             _check_types(op, op.inputs, op.outputs, bound)
+            adopt(op.block.program, op.opdef, bound)
         except MinigraphError as error:
             raise error.at(op.call(), None) from None
         dict.update(self, bound)

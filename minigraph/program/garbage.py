@@ -9,27 +9,51 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FROZEN = 1000  # objects: Python 3.12 freezes some hundred of its own when it starts, freeze() all that there are
+CALLS, LEAST = 32, 100_000  # of `without_collection` and objects before old ones are looked at
 
 _switched_off: dict[object, int] = {}  # calls of `without_collection` that have switched it off -> their threads
+
+
+class _Old:
+    """What has come to count as old since old objects were looked at last: so many calls, so many objects.
+
+    left   objects that were there after that
+    """
+
+    calls = made = left = 0
+
+
+def _look_at_old_ones() -> None:
+    """Collect all garbage where half of what is there may be such.
+
+    Python does so by counts that `freeze` sets to zero: programs that are built and dropped would stay for ever.
+    """
+    if _Old.calls >= CALLS and _Old.made > max(LEAST, _Old.left):
+        _Old.calls = _Old.made = 0
+        gc.collect()
+        _Old.left = len(gc.get_objects())
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Graphs and plans are many objects that live: looking for garbage among them takes long.
 
-    Afterwards they count as old, so that the next collection, of young objects, does not look at them either. Where
-    they are few, none is due, and they stay young: what is dropped of them is found soon.
+    Afterwards they count as old, so that the next collection, of young objects, does not look at them either; what is
+    dropped of them a later call finds. Where they are few, none is due, and they stay young.
     """
     enabled, me = gc.isenabled(), object()
     try:
         if enabled:
+            _look_at_old_ones()
             _switched_off[me] = threading.get_ident()
             gc.disable()
         yield
     finally:  # each call is in a `try` of its own: an interrupt comes right behind one
         try:
-            is_due = enabled and gc.get_count()[0] > gc.get_threshold()[0]
+            count = gc.get_count()[0]
+            is_due = enabled and count > gc.get_threshold()[0]
             if is_due and gc.get_freeze_count() < FROZEN:  # else somebody froze objects, which would thaw
+                _Old.calls, _Old.made = _Old.calls + 1, _Old.made + count
                 try:
                     gc.freeze()
                 finally:

@@ -23,7 +23,7 @@ from minigraph.opdef.inner import InnerBlock
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .block import Block
-from .blocks.block_numbers import next_number, numbered_blocks
+from .blocks.held import next_number, numbered_blocks
 from .blocks.open_blocks import building
 from .context import Guards, reusable
 from .copies import NotPickled

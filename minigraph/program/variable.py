@@ -14,6 +14,7 @@ from minigraph.errors.kinds import RUN_TIME, WRONG_OBJECT
 from minigraph.types import TensorType
 
 from .arithmetic import Arithmetic
+from .blocks.held import check_takes_the_same
 from .copies import PartOfProgram
 from .scope import Scope, ScopeTensor, ScopeVariable, global_scope
 from .whole.settled import OptimizeAttr, differ, warn_of_late_change
@@ -74,6 +75,8 @@ class Variable(PartOfProgram, Arithmetic):
         if name in FLAGS:
             value = as_flag(name, value)
         if name in ("type", "is_data") and value != getattr(self, name):
+            if name == "is_data":
+                check_takes_the_same(self.block, f"is_data={value} of {self}")
             self.program.version += 1
         object.__setattr__(self, name, value)
 
@@ -92,7 +95,9 @@ class Variable(PartOfProgram, Arithmetic):
     @persistable.setter
     def persistable(self, persistable: bool) -> None:
         persistable = as_flag("persistable", persistable)
-        self.program.version += persistable != self._persistable
+        if persistable != self._persistable:
+            check_takes_the_same(self.block, f"persistable={persistable} of {self}")
+            self.program.version += 1
         self._persistable = persistable
 
     @property

@@ -9,6 +9,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ import minigraph as mg
 from minigraph.command import main
 from minigraph.errors import MinigraphError, ShapeError, kinds
 from minigraph.errors.kinds import KINDS, RETIRED, Kind
+from minigraph.ir.tokens import TextError
+from minigraph.kernels.groups import RankError
 from tests.support.pages import ROOT
 
 RECORDED = Path(__file__).with_name("codes.txt")
@@ -91,13 +94,26 @@ def test_every_code_is_raised_somewhere():
     assert KINDS.keys() == used
 
 
-def test_an_error_keeps_its_code_in_copies():
+@pytest.mark.parametrize(
+    "error",
+    [
+        kinds.RANK("x has rank 1", call="tril", hint="a matrix"), TextError("x", 3, 0, "program p", "y"),
+        RankError([1, 2], "it is dead"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_an_error_keeps_all_in_copies(error: MinigraphError, again: Any):
+    """Those of a pool's workers are pickled: one that cannot be made again lets the pool wait for ever."""
+    made = again(error)
+    assert (type(made), str(made), vars(made)) == (type(error), str(error), vars(error))
+
+
+def test_a_kind_gives_its_error_a_code():
     error = kinds.RANK("x has rank 1", call="tril", hint="a matrix")
     assert error.code == "MG-SHAPE-002"
+    assert str(error).startswith("[MG-SHAPE-002] tril: x has rank 1\n")
     assert type(error) is ShapeError
-    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert str(again) == str(error)
-        assert str(again).startswith("[MG-SHAPE-002] tril: x has rank 1\n")
     assert ShapeError("x").code == "MG-SHAPE-001"
 
 

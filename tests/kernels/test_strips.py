@@ -446,3 +446,22 @@ def test_without_numba_or_on_another_processor_blas_computes(machine_code, monke
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr("minigraph.kernels.cpu.compiled")
     assert strips._machine_code.__wrapped__() is None
+
+
+def test_a_thread_that_computes_holds_its_memory(monkeypatch, machine_code):
+    """At the end of the process thread-local memory goes, while a daemon thread may still be in machine code."""
+    a, b = operands(64, 300, 512)
+    out, computes = np.empty((64, 512), np.float32), machine_code.handed_out()
+
+    def work(numbers, pieces, turns, address):
+        memory = weakref.ref(strips._own.memory)
+        strips._own.__dict__.clear()
+        held = memory()
+        assert held is not None
+        assert held.__array_interface__["data"][0] == address
+        return computes(numbers, pieces, turns, address)
+
+    monkeypatch.setattr(machine_code, "handed_out", lambda: work)
+    monkeypatch.setattr(strips, "cores", lambda: 1)
+    strips.multiply([(a, b, out, None)])
+    np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -89,6 +90,7 @@ def test_what_nobody_knows_is_an_ordinary_error_with_a_near_name():
     with pytest.raises(AttributeError, match="has no attribute 'Lineer'; did you mean 'Linear'") as raised:
         nn.Lineer  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
     assert not isinstance(raised.value, MinigraphError)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
     with pytest.raises(AttributeError, match="'Variable' object has no attribute 'resh4pe'; did you mean 'reshape'"):
         static.data("x", [2]).resh4pe  # noqa: B018
     assert not hasattr(mg, "__wrapped__")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+import minigraph as mg
+from minigraph import static
+from minigraph.program import garbage
 from minigraph.program.garbage import without_collection
 from tests.support.interrupts import interrupts
 
@@ -46,6 +51,56 @@ def test_what_python_3_12_freezes_itself_does_not_matter(monkeypatch, frozen: in
     with without_collection():
         made = [[] for _ in range(10_000)]
     assert (generation(made[0]) == 2) == old
+
+
+class Dropped:
+    """Part of a cycle."""
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has few objects."""
+    gc.collect()
+    monkeypatch.setattr(gc, "get_objects", list[object])
+    monkeypatch.setattr(garbage, "LEAST", 10_000)
+    for name in ("calls", "made", "left"):
+        monkeypatch.setattr(garbage._Old, name, 0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_dropped_is_found_by_later_calls() -> None:
+    alive: list[weakref.ref[Dropped]] = []
+    for call in range(150):
+        with without_collection():
+            made: Any = [[] for _ in range(2000)]
+            made[0] = Dropped()
+            made[0].all = made  # a cycle
+        alive = [ref for ref in (*alive, weakref.ref(made[0])) if ref() is not None]
+        assert len(alive) < 2 * garbage.CALLS, call
+
+
+@pytest.mark.usefixtures("alone")
+def test_programs_that_are_dropped_go() -> None:
+    alive: list[weakref.ref[static.Program]] = []
+    for _ in range(100):
+        main, startup = static.Program(), static.Program()
+        with static.program_guard(main, startup):
+            hidden = static.data("x", [2, 3])
+            for _ in range(6):
+                hidden = mg.tanh(static.nn.fc(hidden, 3))
+            mg.optimizer.AdamW(0.1).minimize(mg.mean(hidden))
+        compiled = static.CompiledProgram(main, static.BuildStrategy.all()).program_for([])
+        alive = [ref for ref in (*alive, weakref.ref(main), weakref.ref(compiled)) if ref() is not None]
+        assert len(alive) < 4 * garbage.CALLS
+
+
+@pytest.mark.usefixtures("alone")
+def test_few_large_programs_wait_for_no_collection() -> None:
+    full, made = gc.get_stats()[2]["collections"], []
+    for _ in range(garbage.CALLS):
+        with without_collection():
+            made.append([[] for _ in range(20_000)])
+    assert gc.get_stats()[2]["collections"] == full
 
 
 def test_what_somebody_froze_stays_frozen() -> None:

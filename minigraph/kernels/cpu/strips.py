@@ -139,7 +139,10 @@ class Strips:
         work, numbers, strips, room = gemm.handed_out(), self.numbers, self.strips, self.room
 
         def own(_: int) -> int:
-            return work(numbers, strips, turns, _own.address_of(room))
+            memory, address = _own.of(room)  # held here: at the end of the process thread-local memory goes first
+            done = work(numbers, strips, turns, address)
+            del memory
+            return done
 
         # machine code has only addresses, and who is interrupted twice leaves while a helper may be at work
         own.arrays = [*map(tuple, self.arrays)]  # type: ignore[attr-defined]
@@ -206,12 +209,12 @@ class _Copies(threading.local):
 
     memory, address = np.empty(0, np.uint8), 0
 
-    def address_of(self, size: int) -> int:
-        """Where at least so many bytes are."""
+    def of(self, size: int) -> tuple[np.ndarray, int]:
+        """At least so many bytes, and where they are."""
         if self.memory.size < size:
             self.memory = np.empty(size, np.uint8)
             self.address = _address(self.memory)
-        return self.address
+        return self.memory, self.address
 
 
 _own = _Copies()

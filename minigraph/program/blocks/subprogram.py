@@ -21,7 +21,7 @@ from minigraph.program.program import Operator, Program, Variable, copy_var
 from minigraph.types import TensorType
 
 from .block_gradient import gradient_block
-from .block_numbers import stand_ins
+from .held import check_takes_the_same, stand_ins
 from .open_blocks import opened
 
 
@@ -136,6 +136,7 @@ class SubProgram(Program, InnerBlock):
         return known[1]
 
     def _stand_in(self, outer: Variable) -> Variable:
+        check_takes_the_same(self.block0, f"reading {outer}")
         inner = copy_var(outer, self.block0)
         if outer.name in self.vars:
             if outer.persistable:  # which is read in the Scope by its name

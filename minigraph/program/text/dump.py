@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any
 
 from minigraph.opdef.host_function import HostFunction
 from minigraph.opdef.inner import InnerBlock
-from minigraph.program.blocks.block_numbers import sub_programs
+from minigraph.program.blocks.held import sub_programs
 
 from .grammar import DECLARATIONS, PARAMETER_FACTS, quote
 
