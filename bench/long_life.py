@@ -3,13 +3,13 @@
     python -m bench.long_life [--programs 5000] [--only ARM]     writes bench/results/long_life.json
 
 Each arm is a process of its own: one Executor and Scope for all programs, or fresh ones for each; with the passes or
-without. MiB of resident memory are noted at ten places on the way; flat is the second half against the first.
+without. MiB of resident memory are noted at ten places on the way, with nothing collected by hand; flat is the second half
+against the first.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import json
 import subprocess
@@ -51,7 +51,6 @@ def life(arm: str, programs: int) -> list[float]:
             program = mg.static.CompiledProgram(main, mg.static.BuildStrategy.all())
         exe.run(program, {"x": np.ones((4, 8), np.float32)}, [loss], scope=scope)
         if turn % max(1, programs // PAGES) == 0:
-            gc.collect()
             found.append(round(resident(), 2))
     return found
 
