@@ -24,8 +24,8 @@ OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 
 
 @op(
-    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports"}, cpu=f"{CPU}:forward",
-    gpu="rows.linear_cross_entropy",
+    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports", "in_place"}, inplace={"DX": "X"},
+    cpu=f"{CPU}:forward", gpu="rows.linear_cross_entropy",
 )  # fmt: skip
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
@@ -58,7 +58,10 @@ def fused_linear_cross_entropy(
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
 
 
-@op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy")
+@op(
+    "DX?, DW?, DBias?", traits={"reports", "in_place"}, inplace={"DX": "X"}, cpu=f"{CPU}:backward",
+    gpu="rows.linear_cross_entropy",
+)  # fmt: skip
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, token_scaling: bool = False,

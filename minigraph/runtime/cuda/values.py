@@ -159,7 +159,7 @@ def _take_over(schedule: Schedule, made: Sharing, position: int, step: Step) -> 
     free = [i for i in dict.fromkeys(step.read) if is_temporary(i) and dies(step, position, values, i)]
     for slot, output in enumerate(step.outputs):
         named = named_input(step, slot)
-        others = [] if opdef.outputs[slot].name in opdef.inplace and not opdef.is_expression else free
+        others = [] if opdef.inplace and not opdef.is_expression else free
         for place, index in enumerate(flat([output])):
             if values[index].persistable:
                 continue

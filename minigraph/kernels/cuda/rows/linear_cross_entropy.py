@@ -3,8 +3,8 @@
     slab[C, V] = X W + Bias      the product writes the scores of C rows
     loss_and_gradient            reads them, writes Loss, and in their place their gradient times DLoss
     DBias                        column sums of the slab, those of several chunks summed at the end
-    DX = slab W^T                a product for the rows of the chunk
     DW += X^T slab               a product that adds to its result; the first chunk's overwrites it
+    DX = slab W^T                a product for the rows of the chunk, which may write over X: nobody needs these any more
 
 Sums over chunks are float32 for 16-bit operands unless asked otherwise, so results do not depend on the chunks. A DW
 of 16 bits is written by the product where one chunk has all rows; else it is rounded from float32 sums when the last
@@ -80,13 +80,13 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
         if sums is not None:  # before DW takes memory
             offset = number * classes * sums.dtype.itemsize if sums is not dbias else 0
             bind_column_sum(binder, d, sums.view((classes,), offset=offset))
-        if dx is not None:
-            shape = {"m": chunk.rows, "n": inner, "k": classes}
-            binder.gemm(d, w, chunk.of(dx, inner), trans_b=not trans_w, **shape)
         if total is not None:
             a, b = (d, part) if trans_w else (part, d)
             shape = {"m": a.shape[1], "n": b.shape[1], "k": chunk.rows}
             binder.gemm(a, b, total, trans_a=True, beta=1.0 if number else 0.0, **shape)
+        if dx is not None:
+            shape = {"m": chunk.rows, "n": inner, "k": classes}
+            binder.gemm(d, w, chunk.of(dx, inner), trans_b=not trans_w, **shape)
     if dw is not None and total is not None and total is not dw:
         bind_pointwise(binder, {"Out": dw}, {"X": total}, {"Out": "X"})
     if sums is not None and dbias is not None and sums is not dbias:
