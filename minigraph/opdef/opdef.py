@@ -82,6 +82,7 @@ class OpDef(Signature):
         no_need_buffer: Iterable[str] = (),
         read_for: Mapping[str, str | tuple[str, ...]] | None = None,
         inplace: Mapping[str, str] | None = None,
+        frees: Mapping[str, str] | None = None,
         copies: Mapping[str, str | tuple[str, str]] | None = None,
         strided: Iterable[str] = (),
         cpu: str | None = None,
@@ -98,6 +99,7 @@ class OpDef(Signature):
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.shows, self.joins, self.blocks, self.inplace = shows, joins, dict(blocks or {}), dict(inplace or {})
+        self.frees = dict(frees or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # and what `resolved` found
         self.infer_function: Callable[..., Any] | None = None
@@ -105,6 +107,7 @@ class OpDef(Signature):
         self.samples_function: Callable[..., Any] | None = None
         self.cuda_rows_function: Callable[..., Any] | None = None
         self.flops_function: Callable[..., int] | None = None
+        self.beside_function: Callable[..., Any] | None = None
         _check(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -157,6 +160,14 @@ class OpDef(Signature):
         Without one it is one for each element of the largest float slot; none where the outputs show the input.
         """
         self.flops_function = _named(function, self, "flops")
+        return self
+
+    def beside(self, function: Callable[..., Any]) -> OpDef:
+        """What its kernels need beside operands and results: `_(types, attrs)`, types as in `flops`, -> a Beside.
+
+        Passes ask, so sizes may be -1. Without one it counts as nothing. kernels/chunks.py has Beside.
+        """
+        self.beside_function = function
         return self
 
     # what others ask of it
@@ -284,7 +295,7 @@ def _check(opdef: OpDef) -> None:
     assert opdef.read_for.keys() <= names, f"{opdef.type}: read_for names no input"
     results = {s.name for s in opdef.outputs}
     assert {*itertools.chain(*opdef.read_for.values())} <= results, f"{opdef.type}: read_for names no output"
-    assert {*opdef.inplace.values()} <= names, f"{opdef.type}: inplace names no input"
+    assert {*opdef.inplace.values(), *opdef.frees.values()} <= names, f"{opdef.type}: inplace or frees names no input"
     assert opdef.strided <= names | {s.name for s in opdef.outputs}, f"{opdef.type}: strided names no slot"
     assert {*itertools.chain(*opdef.blocks.values())} <= names, f"{opdef.type}: blocks names no input"
     assert opdef.reference.__doc__, f"{opdef.type} has no docstring"
@@ -299,6 +310,8 @@ def op(outputs: str | Callable[..., Any] = "Out", of: OpDef | None = None, **fac
     no_need_buffer   input slots of which only shape and type are used, never the values
     read_for         {input slot: the output slot, or slots, that are computed from its values}
     inplace          {output slot: input slot} whose array the output may take over
+    frees            {output slot: input slot} that its GPU kernels do not need when that output is written, which comes
+                     before others then; but not where it takes over an array, which others are computed from
     copies           {output slot: input slot} that is the same where both have one type; {output slot: (input slot,
                      another)} where that other one is 1 everywhere
     strided          slots that its GPU kernels read or write by strides: rows of elements side by side, which begin

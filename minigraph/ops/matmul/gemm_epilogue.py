@@ -28,7 +28,7 @@ from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
-from .matmul import as_rows, gradient_jobs, matmul, transposed
+from .matmul import as_rows, gradient_jobs, largest_workspace, matmul, transposed
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
 
@@ -148,6 +148,9 @@ def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) ->
         raise INNER(f"inner sizes differ: X axis 0 is {inner[0]}, Y axis {1 if trans_y else 0} is {inner[1]}")
     out = matmul.infer_function(X.with_shape(as_matrix(X.shape, trans_x)), Y, trans_x=trans_x, trans_y=trans_y)
     return out.with_shape((*X.shape[1:], out.shape[-1])) if trans_x else out
+
+
+fused_gemm_epilogue.beside(largest_workspace)
 
 
 @fused_gemm_epilogue.flops
@@ -289,6 +292,9 @@ def _(DOut, X, Y, ReserveSpace=None, *, trans_x, trans_y, activation_grad, appro
         _rest(DX, beside, DOut, ReserveSpace, activation_grad, approximate, needs, out)
 
     return step
+
+
+fused_gemm_epilogue_grad.beside(largest_workspace)
 
 
 @fused_gemm_epilogue_grad.flops

@@ -10,6 +10,7 @@ import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
+from minigraph.kernels.chunks import Beside, workspace
 from minigraph.kernels.cpu.product import product, products
 from minigraph.opdef import DTypeAttr, op
 from minigraph.ops.elementwise.elementwise import sum_to
@@ -71,6 +72,15 @@ def _(X: TensorType, Y: TensorType, *, trans_x, trans_y, out_dtype=None):
 def inner_size(X: TensorType, trans_x: bool) -> int:
     """Products that each element of X @ Y is the sum of."""
     return X.shape[-2 if trans_x and X.ndim > 1 else -1]
+
+
+def largest_workspace(types: Any, attrs: Any) -> Beside:
+    """That of the largest of an operator's products, each of which is a result."""
+    results = [types[slot] for slot in ("Out", "X_grad", "Y_grad", "DX", "DY") if slot in types]
+    return Beside(0, workspace(max(t.least_bytes // t.dtype.itemsize for t in results)) if results else 0)
+
+
+matmul.beside(largest_workspace)
 
 
 @matmul.flops
@@ -152,6 +162,9 @@ def _brought(result: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return sum_to(result, shape)
 
 
+matmul_grad.beside(largest_workspace)
+
+
 @matmul_grad.flops
 def _(types, attrs):
     products = ("X_grad" in types) + ("Y_grad" in types)
@@ -197,6 +210,9 @@ def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False
 def _joined(x: np.ndarray) -> np.ndarray:
     """[..., M, K] -> [M, ... * K]: the sum over batches becomes one over columns."""
     return np.moveaxis(x, -2, 0).reshape(x.shape[-2], math.prod(x.shape[:-2]) * x.shape[-1])
+
+
+matmul_accumulate.beside(largest_workspace)
 
 
 @matmul_accumulate.flops

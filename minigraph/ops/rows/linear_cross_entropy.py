@@ -8,12 +8,14 @@ gradients at once (passes/last_layer/fuse_linear_cross_entropy.py); otherwise it
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
 from minigraph.errors.kinds import CONFLICT, EMPTY, INNER, MIXED_TYPES, RANK
+from minigraph.kernels.chunks import Beside, Chunking, chunk_of, workspace
 from minigraph.opdef import DTypeAttr, op
 from minigraph.types import INTS, TensorType, float32, int64
 
@@ -25,7 +27,7 @@ OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 
 @op(
     "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports", "in_place"}, inplace={"DX": "X"},
-    cpu=f"{CPU}:forward", gpu="rows.linear_cross_entropy",
+    frees={"DX": "W"}, cpu=f"{CPU}:forward", gpu="rows.linear_cross_entropy",
 )  # fmt: skip
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
@@ -59,8 +61,8 @@ def fused_linear_cross_entropy(
 
 
 @op(
-    "DX?, DW?, DBias?", traits={"reports", "in_place"}, inplace={"DX": "X"}, cpu=f"{CPU}:backward",
-    gpu="rows.linear_cross_entropy",
+    "DX?, DW?, DBias?", traits={"reports", "in_place"}, inplace={"DX": "X"}, frees={"DX": "W"},
+    cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy",
 )  # fmt: skip
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
@@ -89,6 +91,23 @@ def _products(types: Any, attrs: Any) -> int:
     """The scores, and a product for each of DX and DW."""
     classes = types["W"].shape[0 if attrs["trans_w"] else 1]
     return 2 * types["X"].size * classes * (1 + ("DX" in types) + ("DW" in types))
+
+
+def _beside(types: Any, attrs: Any) -> Beside:
+    """The scores of a chunk, float32 sums that are rounded; a workspace for each product."""
+    x, dw = types["X"], types.get("DW")
+    inner, classes = types["W"].shape[::-1] if attrs["trans_w"] else types["W"].shape
+    rows = abs(math.prod(x.shape[:-1]))
+    rounded = dw is not None and dw.dtype.itemsize == 2 and attrs["accumulate_dtype"] != dw.dtype
+    how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
+    sizes = abs(inner), abs(classes), x.dtype.itemsize
+    step, own = chunk_of(rows, *sizes, how, rounded, "DBias" in types)
+    widths = [step * classes, step * inner * ("DX" in types), inner * classes * (dw is not None)]
+    return Beside(own, workspace(max(widths)))
+
+
+fused_linear_cross_entropy.beside(_beside)
+fused_linear_cross_entropy_grad.beside(_beside)
 
 
 def _plain(
