@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
-from operator import attrgetter
+from operator import add
 from typing import NamedTuple
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
@@ -20,15 +20,20 @@ from minigraph.kernels.chunks import Beside
 
 FREE = 64 << 10  # bytes by which an estimate may grow: memory of plans is not shared in smaller pieces
 NOTHING = Beside()
-_rank = attrgetter("rank")
+
+
+Pairs = Sequence[tuple[VarNode, VarNode]]
+"""Values that are written, and values that are read."""
 
 
 class LiveStep(NamedTuple):
     """What runs at one place: an operator, several as one, or nothing.
 
     beside  what the kernels need for themselves
-    pairs   (written, read) of which the one may lie where the other did; None for what is known of one operator, and
-            for any of several, which run element by element
+    pairs   of which the one may lie where the other did; None for what is known of one operator, and for any of
+            several, which run element by element
+    apart   of which a GPU need not have both at once, as another kernel writes the one; this holds for one pair, and
+            instead of `pairs`
     """
 
     rank: Rank
@@ -36,7 +41,8 @@ class LiveStep(NamedTuple):
     reads: Sequence[VarNode]
     writes: Sequence[VarNode]
     beside: Beside = NOTHING
-    pairs: Sequence[tuple[VarNode, VarNode]] | None = None
+    pairs: Pairs | None = None
+    apart: Pairs = ()
 
     def over(self, dying: Collection[VarNode]) -> list[VarNode]:
         """The inputs over which outputs are written, of those that die here."""
@@ -64,15 +70,28 @@ def step_of(op: OpNode, without: str = "") -> LiveStep:
         outputs = {slot: vs for slot, vs in op.outputs.items() if slot != without}
         unread = op.opdef.unread(outputs)
         reads = [v for slot, vs in op.inputs.items() if slot not in unread for v in vs] if outputs else []
-    ask, beside = op.opdef.beside_function, NOTHING
-    if ask is not None and outputs:
-        beside = ask({slot: vs[0].type for slots in (op.inputs, outputs) for slot, vs in slots.items() if vs}, op.attrs)
-    return LiveStep(op.rank, (op,), reads, [v for vs in outputs.values() for v in vs], beside)
+    writes = [v for vs in outputs.values() for v in vs]
+    if (ask := op.opdef.beside_function) is None or not outputs:
+        return LiveStep(op.rank, (op,), reads, writes)
+    types = {slot: vs[0].type for slots in (op.inputs, outputs) for slot, vs in slots.items() if vs}
+    needed = {**op.opdef.read_for, **{x: {slot} for slot, x in op.opdef.frees.items()}}
+    apart = [
+        (vs[0], op.inputs[slot][0]) for slot, outs in needed.items() if slot in op.inputs
+        for out, vs in outputs.items() if out not in outs
+    ]  # fmt: skip
+    return LiveStep(op.rank, (op,), reads, writes, ask(types, op.attrs), None, apart)
+
+
+class LiveBytes(NamedTuple):
+    """Bytes at each of some steps: on any device, and on a GPU with the library's workspaces."""
+
+    plain: list[int]
+    on_gpu: list[int]
 
 
 def bytes_at(
     steps: Sequence[LiveStep], gone: Collection[OpNode] | None = None, touched: Collection[VarNode] = ()
-) -> list[int]:
+) -> LiveBytes:
     """What the values that `steps` touch take at each of them; others may run between, where their ranks say.
 
     gone     the operators that run here no more, those of `steps` for None
@@ -101,17 +120,16 @@ def bytes_at(
         if last < len(steps):
             change[last + 1] -= v.type.least_bytes
             dying.setdefault(last, {})[v] = None
+    on_gpu = [step.beside.library for step in steps]
     for at, values in dying.items():
         step = steps[at]
-        for v in step.over(values.keys() & {*step.reads}):
-            change[at] -= v.type.least_bytes
-            change[at + 1] += v.type.least_bytes
-    return [live + step.beside.own for live, step in zip(accumulate(change), steps, strict=False)]
-
-
-def _with_library(live: Sequence[int], steps: Sequence[LiveStep]) -> list[int]:
-    """The same where the library has workspaces."""
-    return [nbytes + step.beside.library for nbytes, step in zip(live, steps, strict=True)]
+        over = sum(v.type.least_bytes for v in step.over(values.keys() & {*step.reads}))
+        change[at] -= over
+        change[at + 1] += over
+        spared = [min(v.type.least_bytes, x.type.least_bytes) for v, x in step.apart if x in values]
+        on_gpu[at] -= max(0, max(spared, default=0) - over)
+    plain = [live + step.beside.own for live, step in zip(accumulate(change), steps, strict=False)]
+    return LiveBytes(plain, [*map(add, plain, on_gpu)])
 
 
 def _root(v: VarNode) -> VarNode:
@@ -170,17 +188,20 @@ class Lives:
         return [op.rank for op in self.ops]
 
     @cached_property
-    def live(self) -> tuple[list[int], list[int]]:
-        """The bytes at each operator; where the library has workspaces."""
-        steps = [step_of(op) for op in self.ops]
-        live = bytes_at(steps)
-        return live, _with_library(live, steps)
+    def live(self) -> LiveBytes:
+        """The bytes at each operator; on a GPU with what waits to be stored until it is known that a run has no fault."""
+        live, waiting = bytes_at([step_of(op) for op in self.ops]), 0
+        may_fail = any("reports" in op.opdef.traits for op in self.ops)
+        for at, op in enumerate(self.ops if may_fail else ()):
+            if "guarded" not in op.opdef.traits:
+                waiting += sum([v.type.least_bytes for v in op.output_vars if v.persistable])
+            live.on_gpu[at] += waiting
+        return live
 
     @cached_property
     def peaks(self) -> tuple[int, int]:
-        """The most of each: what a rewrite must not exceed."""
-        without, with_library = self.live
-        return max(without, default=0), max(with_library, default=0)
+        """The most on any device and on a GPU: what a rewrite must not exceed."""
+        return max(self.live.plain, default=0), max(self.live.on_gpu, default=0)
 
     def more(self, before: Sequence[LiveStep], after: Sequence[LiveStep]) -> int:
         """The bytes by which the most that is needed may grow where `after` runs instead of `before`.
@@ -191,12 +212,11 @@ class Lives:
         rows = self._places({step.rank for step in chain(before, after)})
         gone = {op for step in before for op in step.ops}
         touched = {_root(v) for step in chain(before, after) for v in chain(step.reads, step.writes)}
-        both = list[tuple[list[int], list[int]]]()
+        both = list[LiveBytes]()
         for steps in (before, after):
             known = {step.rank: step for step in steps}
             aligned = [known.get(row.rank) or LiveStep(row.rank, (), (), ()) for row in rows]
-            live = bytes_at(aligned, gone, touched)
-            both.append((live, _with_library(live, aligned)))
+            both.append(bytes_at(aligned, gone, touched))
         old_and_new = [*zip(*both, strict=True)]
         if (growth := max(_growth(rows, old, new) for old, new in old_and_new)) <= FREE:
             return growth
@@ -222,7 +242,7 @@ class Lives:
         What they read waits until then, beside what runs in between.
         """
         before, one = [step_of(op) for op in ops], LiveStep(ops[-1].rank, ops, reads, writes)
-        if bytes_at([one])[0] <= max(bytes_at(before)):  # as of most
+        if bytes_at([one]).plain[0] <= max(bytes_at(before).plain):  # as of most
             return 0
         return self.more(before, [one])
 
