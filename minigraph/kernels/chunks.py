@@ -19,10 +19,12 @@ class Beside(NamedTuple):
 
     own      on any device
     library  and those that a GPU's library may have besides, at the most: some cards and products need none
+    apart    (output slot, input slot) of which a GPU need not have both at once, as several kernels run: one such pair
     """
 
     own: int = 0
     library: int = 0
+    apart: tuple[tuple[str, str], ...] = ()
 
 
 def workspace(size: int) -> int:

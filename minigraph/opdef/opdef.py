@@ -38,7 +38,7 @@ TRAITS = {
     "pointwise": "as elementwise, except where an operand was broadcast: its gradient is a sum",
     "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
-    "in_place": "its GPU kernels may write over what `inplace` names; where it names nothing, any input of the output's type",
+    "in_place": "its GPU kernels may write over what `inplace` names; without it over any input of the output's type",
     "one_piece": "plans lay the arrays that it writes one behind the other, so that its kernel needs no copy of them",
     "random": "draws random numbers: its kernel takes rng",
     "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",

@@ -28,7 +28,7 @@ from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
-from .matmul import as_rows, gradient_jobs, largest_workspace, matmul, transposed
+from .matmul import as_rows, beside_products, gradient_jobs, matmul, transposed
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
 
@@ -150,7 +150,7 @@ def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) ->
     return out.with_shape((*X.shape[1:], out.shape[-1])) if trans_x else out
 
 
-fused_gemm_epilogue.beside(largest_workspace)
+fused_gemm_epilogue.beside(beside_products)
 
 
 @fused_gemm_epilogue.flops
@@ -294,7 +294,7 @@ def _(DOut, X, Y, ReserveSpace=None, *, trans_x, trans_y, activation_grad, appro
     return step
 
 
-fused_gemm_epilogue_grad.beside(largest_workspace)
+fused_gemm_epilogue_grad.beside(beside_products)
 
 
 @fused_gemm_epilogue_grad.flops

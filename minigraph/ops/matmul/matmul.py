@@ -74,13 +74,15 @@ def inner_size(X: TensorType, trans_x: bool) -> int:
     return X.shape[-2 if trans_x and X.ndim > 1 else -1]
 
 
-def largest_workspace(types: Any, attrs: Any) -> Beside:
-    """That of the largest of an operator's products, each of which is a result."""
-    results = [types[slot] for slot in ("Out", "X_grad", "Y_grad", "DX", "DY") if slot in types]
-    return Beside(0, workspace(max(t.least_bytes // t.dtype.itemsize for t in results)) if results else 0)
+def beside_products(types: Any, attrs: Any) -> Beside:
+    """The workspace of the largest product, each of which is a result; of two gradients one needs X, the other Y."""
+    gradients = [(grad, x) for grad, x in (("X_grad", "X"), ("Y_grad", "Y"), ("DX", "X"), ("DY", "Y")) if grad in types]
+    results = [types[slot] for slot in ("Out", *dict(gradients)) if slot in types]
+    library = workspace(max(t.least_bytes // t.dtype.itemsize for t in results)) if results else 0
+    return Beside(0, library, tuple(gradients) if len(gradients) > 1 else ())
 
 
-matmul.beside(largest_workspace)
+matmul.beside(beside_products)
 
 
 @matmul.flops
@@ -162,7 +164,7 @@ def _brought(result: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return sum_to(result, shape)
 
 
-matmul_grad.beside(largest_workspace)
+matmul_grad.beside(beside_products)
 
 
 @matmul_grad.flops
@@ -212,7 +214,7 @@ def _joined(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(x, -2, 0).reshape(x.shape[-2], math.prod(x.shape[:-2]) * x.shape[-1])
 
 
-matmul_accumulate.beside(largest_workspace)
+matmul_accumulate.beside(beside_products)
 
 
 @matmul_accumulate.flops

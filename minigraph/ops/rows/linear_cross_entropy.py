@@ -103,7 +103,7 @@ def _beside(types: Any, attrs: Any) -> Beside:
     sizes = abs(inner), abs(classes), x.dtype.itemsize
     step, own = chunk_of(rows, *sizes, how, rounded, "DBias" in types)
     widths = [step * classes, step * inner * ("DX" in types), inner * classes * (dw is not None)]
-    return Beside(own, workspace(max(widths)))
+    return Beside(own, workspace(max(widths)), (("DW", "W"),) if dw is not None and step >= rows else ())
 
 
 fused_linear_cross_entropy.beside(_beside)

@@ -72,8 +72,8 @@ def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
     return (Y, D, trans_y, True) if trans_x else (D, Y, False, not trans_y)
 
 
-def check_memory(add: OpNode, part: GradPart, lives: Lives) -> tuple[list[LiveStep], list[LiveStep]]:
-    """(what runs before the rewrite, what runs after it); refuses where memory says no, and what cannot be rewritten."""
+def accumulated(add: OpNode, part: GradPart, lives: Lives) -> list[LiveStep]:
+    """What runs after the rewrite; refuses where it needs more memory, and what cannot be rewritten."""
     _check(add, part, [*add.input_vars])
     A, B, _, _ = factors(part)
     _check_batches(A, B, part.operand)
@@ -83,17 +83,18 @@ def check_memory(add: OpNode, part: GradPart, lives: Lives) -> tuple[list[LiveSt
     beside = get_op("matmul_accumulate").beside_function
     assert beside is not None
     product = LiveStep(
-        add.rank, (), [*others, A, B], [out], beside({"Out": out.type}, {}), [(out, other) for other in others]
+        add.rank, [op for op in (part.cast, add) if op is not None], [*others, A, B], [out],
+        beside({"Out": out.type}, {}), [(out, other) for other in others],
     )  # fmt: skip
     after = [step_of(part.product, without=part.slot), product]
     more = lives.more(before, after)
     refuse_unless(more <= FREE, f"{part.operand.name} as a part of {add.label()} needs more memory: {bytes_text(more)}")
-    return before, after
+    return after
 
 
 def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport, lives: Lives) -> OpNode | None:
     """Replace one operand of `add`; the sum of the others, if there are several. Refuses with the graph unchanged."""
-    check_memory(add, part, lives)
+    accumulated(add, part, lives)
     operands = list(add.input_vars)
     A, B, trans_a, trans_b = factors(part)
     others = [v for v in operands if v is not part.operand]

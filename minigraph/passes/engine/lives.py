@@ -74,12 +74,9 @@ def step_of(op: OpNode, without: str = "") -> LiveStep:
     if (ask := op.opdef.beside_function) is None or not outputs:
         return LiveStep(op.rank, (op,), reads, writes)
     types = {slot: vs[0].type for slots in (op.inputs, outputs) for slot, vs in slots.items() if vs}
-    needed = {**op.opdef.read_for, **{x: {slot} for slot, x in op.opdef.frees.items()}}
-    apart = [
-        (vs[0], op.inputs[slot][0]) for slot, outs in needed.items() if slot in op.inputs
-        for out, vs in outputs.items() if out not in outs
-    ]  # fmt: skip
-    return LiveStep(op.rank, (op,), reads, writes, ask(types, op.attrs), None, apart)
+    beside = ask(types, op.attrs)
+    apart = [(outputs[out][0], op.inputs[x][0]) for out, x in beside.apart]
+    return LiveStep(op.rank, (op,), reads, writes, beside, None, apart)
 
 
 class LiveBytes(NamedTuple):
@@ -189,7 +186,7 @@ class Lives:
 
     @cached_property
     def live(self) -> LiveBytes:
-        """The bytes at each operator; on a GPU with what waits to be stored until it is known that a run has no fault."""
+        """The bytes at each operator; on a GPU with what is stored only when it is known that a run has no fault."""
         live, waiting = bytes_at([step_of(op) for op in self.ops]), 0
         may_fail = any("reports" in op.opdef.traits for op in self.ops)
         for at, op in enumerate(self.ops if may_fail else ()):
@@ -203,14 +200,17 @@ class Lives:
         """The most on any device and on a GPU: what a rewrite must not exceed."""
         return max(self.live.plain, default=0), max(self.live.on_gpu, default=0)
 
-    def more(self, before: Sequence[LiveStep], after: Sequence[LiveStep]) -> int:
+    def more(self, before: Sequence[LiveStep], after: Sequence[LiveStep], alone: bool = False) -> int:
         """The bytes by which the most that is needed may grow where `after` runs instead of `before`.
 
         The most of the graph is looked for only where these steps themselves grow by more than FREE. What runs between
         two steps, whose values do not change, is a step, too.
+
+        alone   also the bytes by which the most of these steps grows, as later passes may make less of what is the most
+                of the graph now
         """
         rows = self._places({step.rank for step in chain(before, after)})
-        gone = {op for step in before for op in step.ops}
+        gone = {op for step in chain(before, after) for op in step.ops}
         touched = {_root(v) for step in chain(before, after) for v in chain(step.reads, step.writes)}
         both = list[LiveBytes]()
         for steps in (before, after):
@@ -220,7 +220,7 @@ class Lives:
         old_and_new = [*zip(*both, strict=True)]
         if (growth := max(_growth(rows, old, new) for old, new in old_and_new)) <= FREE:
             return growth
-        grown = list[int]()
+        grown = [max(new) - max(old) for old, new in old_and_new] if alone else []
         for live, peak, (old, new) in zip(self.live, self.peaks, old_and_new, strict=True):
             spans = [max(live[row.start : row.end], default=0) for row in rows]
             grown.append(max(all_of - a + b for all_of, a, b in zip(spans, old, new, strict=True)) - peak)
