@@ -94,7 +94,7 @@ def _products(types: Any, attrs: Any) -> int:
 
 
 def _beside(types: Any, attrs: Any) -> Beside:
-    """The scores of a chunk, float32 sums that are rounded; a workspace for each product."""
+    """The scores of a chunk, float32 sums that are rounded; a workspace for each product, the first before DW is there."""
     x, dw = types["X"], types.get("DW")
     inner, classes = types["W"].shape[::-1] if attrs["trans_w"] else types["W"].shape
     rows = abs(math.prod(x.shape[:-1]))
@@ -102,8 +102,10 @@ def _beside(types: Any, attrs: Any) -> Beside:
     how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
     sizes = abs(inner), abs(classes), x.dtype.itemsize
     step, own = chunk_of(rows, *sizes, how, rounded, "DBias" in types)
-    widths = [step * classes, step * inner * ("DX" in types), inner * classes * (dw is not None)]
-    return Beside(own, workspace(max(widths)), (("DW", "W"),) if dw is not None and step >= rows else ())
+    once, sums = step >= rows, 0 if dw is None else dw.least_bytes
+    library = workspace(max(step * inner * ("DX" in types), inner * classes * (dw is not None)))
+    library = max(library, workspace(step * classes) - (sums if once else 0))
+    return Beside(own, library, (("DW", "W"),) if sums and once else ())
 
 
 fused_linear_cross_entropy.beside(_beside)

@@ -82,11 +82,11 @@ def accumulated(add: OpNode, part: GradPart, lives: Lives) -> list[LiveStep]:
     before = [step_of(op) for op in (part.product, part.cast, add) if op is not None]
     beside = get_op("matmul_accumulate").beside_function
     assert beside is not None
-    product = LiveStep(
-        add.rank, [op for op in (part.cast, add) if op is not None], [*others, A, B], [out],
-        beside({"Out": out.type}, {}), [(out, other) for other in others],
-    )  # fmt: skip
-    after = [step_of(part.product, without=part.slot), product]
+    after = [
+        step_of(part.product, without=part.slot),
+        LiveStep(add.rank, (part.cast or add, add), others, [out], pairs=[(out, other) for other in others]),
+        LiveStep((*add.rank, 0), (), [A, B], [], beside({"Out": out.type}, {})),
+    ]
     more = lives.more(before, after)
     refuse_unless(more <= FREE, f"{part.operand.name} as a part of {add.label()} needs more memory: {bytes_text(more)}")
     return after

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from operator import add
 from typing import NamedTuple
 
@@ -186,13 +186,23 @@ class Lives:
 
     @cached_property
     def live(self) -> LiveBytes:
-        """The bytes at each operator; on a GPU with what is stored only when it is known that a run has no fault."""
-        live, waiting = bytes_at([step_of(op) for op in self.ops]), 0
-        may_fail = any("reports" in op.opdef.traits for op in self.ops)
-        for at, op in enumerate(self.ops if may_fail else ()):
-            if "guarded" not in op.opdef.traits:
-                waiting += sum([v.type.least_bytes for v in op.output_vars if v.persistable])
-            live.on_gpu[at] += waiting
+        """The bytes at each operator.
+
+        Where a run may have a fault, what a GPU writes over states waits until all of it is there, but for kernels that
+        look at faults.
+        """
+        live, waits = bytes_at([step_of(op) for op in self.ops]), dict[int, int]()
+        for at, op in enumerate(self.ops if any("reports" in op.opdef.traits for op in self.ops) else ()):
+            if op.opdef.inplace and "guarded" not in op.opdef.traits:
+                if nbytes := sum([v.type.least_bytes for v in op.output_vars if v.persistable]):
+                    waits[at] = nbytes
+        begin, waiting = 0, 0
+        for at, nbytes in waits.items():
+            for i in range(begin, at):
+                live.on_gpu[i] += waiting
+            begin, waiting = at, waiting + nbytes
+        if waits:
+            live.on_gpu[begin] += waiting
         return live
 
     @cached_property
@@ -222,14 +232,16 @@ class Lives:
             return growth
         grown = [max(new) - max(old) for old, new in old_and_new] if alone else []
         for live, peak, (old, new) in zip(self.live, self.peaks, old_and_new, strict=True):
-            spans = [max(live[row.start : row.end], default=0) for row in rows]
-            grown.append(max(all_of - a + b for all_of, a, b in zip(spans, old, new, strict=True)) - peak)
+            for place, own in groupby(range(len(rows)), lambda i: rows[i][1:]):
+                at = [*own]  # several where a rewrite puts several steps at the place of one
+                beside = max(live[place[0] : place[1]], default=0) - max(old[at[0] : at[-1] + 1])
+                grown.append(beside + max(new[at[0] : at[-1] + 1]) - peak)
         return max(grown)
 
     def _places(self, ranks: Collection[Rank]) -> list[Place]:
         """The places of these ranks and, between two of them, one of all that runs there."""
         found, ordered = list[Place](), sorted(ranks)
-        numbers = [bisect.bisect_left(self.ranks, rank) for rank in ordered]
+        numbers = [max(0, bisect.bisect_right(self.ranks, rank) - 1) for rank in ordered]
         for rank, at, following in zip(ordered, numbers, [*numbers[1:], 0], strict=True):
             found.append(Place(rank, at, at + 1))
             if at + 1 < following:

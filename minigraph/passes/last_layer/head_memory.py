@@ -44,13 +44,13 @@ def refuse_more_memory(graph: Graph, head: Head, chunking: Chunking, accumulates
         return
     lives, grads = Lives(graph), linked_grads(head.ops)[0]
     before = {op.rank: step_of(op) for op in chain(head.ops, grads)}
-    after = [_fused_step(head, [*head.ops, *grads], dx, dw, chunking)]
+    after, found = [_fused_step(head, [*head.ops, *grads], dx, dw, chunking)], None
     if accumulates and dw is not None and (found := _addition(dw)) is not None:
         add, own = found
         parts = [part for v in reversed(list(add.input_vars)) if (part := part_of(v)) is not None]
         before |= {step.rank: step for step in _sum(parts, add, own, lives)}
         after += _sum([part for part in parts if part.operand is not own.operand], add, own, lives)
-    more = lives.more([*before.values()], after, alone=True)
+    more = lives.more([*before.values()], after, alone=found is not None)
     refuse_unless(more <= FREE, f"the program would need more memory: {bytes_text(more)}")
 
 
@@ -98,11 +98,19 @@ def _addition(dw: VarNode) -> tuple[OpNode, GradPart] | None:
 
 
 def _sum(parts: Sequence[GradPart], add: OpNode, own: GradPart, lives: Lives) -> list[LiveStep]:
-    """How the sum is computed of which `own` is a part: the first of these products that may adds to the others."""
+    """How the sum is computed of which `own` is a part: those of these products that may add to the others do."""
+    left, taken, steps, total = [*add.input_vars], list[GradPart](), list[LiveStep](), step_of(add)
     for part in parts:
         try:
-            steps = accumulated(add, part, lives)
+            refuse_unless(len(left) > 1, "nothing is left to add it to")
+            product, rest, last = accumulated(add, part, lives)
         except Refused:
             continue
-        return steps if part == own or own.cast is None else [*steps, step_of(own.cast)]
-    return [step_of(op) for op in (own.cast, add) if op is not None]
+        left.remove(part.operand)
+        taken.append(part)
+        gone = [op for one in taken for op in (one.cast, add) if op is not None]
+        total = rest._replace(ops=gone, reads=[*left])
+        steps += [product, last._replace(rank=(*add.rank, len(taken)))]
+    if own not in taken and own.cast is not None:
+        steps.append(step_of(own.cast))
+    return [*steps, total]
