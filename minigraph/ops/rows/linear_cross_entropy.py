@@ -94,7 +94,7 @@ def _products(types: Any, attrs: Any) -> int:
 
 
 def _beside(types: Any, attrs: Any) -> Beside:
-    """The scores of a chunk, float32 sums that are rounded; a workspace for each product, the first before DW is there."""
+    """Scores of a chunk, sums that are rounded, a workspace for each product; the first runs before DW is there."""
     x, dw = types["X"], types.get("DW")
     inner, classes = types["W"].shape[::-1] if attrs["trans_w"] else types["W"].shape
     rows = abs(math.prod(x.shape[:-1]))

@@ -14,9 +14,7 @@ fill one array together.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from operator import attrgetter
+from bisect import bisect_right
 from typing import Any, NamedTuple
 
 from minigraph.errors import MinigraphError
@@ -30,7 +28,6 @@ from minigraph.types import float32
 
 from .slice_grads import join_slice_grads
 
-_rank = attrgetter("rank")
 LAST = 1 << 62  # a rank behind all others of one place
 ADDS = frozenset({"sum", "elementwise_add"})
 GRADIENTS = {  # operator -> (slots of X, Y and Out_grad, {output: whose gradient it is})
@@ -72,29 +69,35 @@ def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
     return (Y, D, trans_y, True) if trans_x else (D, Y, False, not trans_y)
 
 
-def accumulated(add: OpNode, part: GradPart, lives: Lives) -> list[LiveStep]:
-    """What runs after the rewrite; refuses where it needs more memory, and what cannot be rewritten."""
+def check(add: OpNode, part: GradPart, lives: Lives) -> None:
+    """Refuse what cannot be rewritten, and what would need more memory."""
     _check(add, part, [*add.input_vars])
     A, B, _, _ = factors(part)
     _check_batches(A, B, part.operand)
-    _check_kept(add, part, {A, B}, lives.ops)
+    first, last = bisect_right(lives.ranks, part.product.rank), bisect_right(lives.ranks, add.rank) - 1
+    if all(op is part.cast or op.opdef.shows is not None for op in lives.ops[first:last]):
+        return  # the product has all that by itself
+    _check_kept(add, part, {A, B})
+    more = lives.more([step_of(op) for op in (part.product, part.cast, add) if op is not None], accumulated(add, part))
+    refuse_unless(more <= FREE, f"{part.operand.name} as a part of {add.label()} needs more memory: {bytes_text(more)}")
+
+
+def accumulated(add: OpNode, part: GradPart) -> list[LiveStep]:
+    """What runs instead: the rest of the product, the sum of the others, and the product that adds to it."""
+    A, B, _, _ = factors(part)
     others, out = [v for v in add.input_vars if v is not part.operand], next(add.output_vars)
-    before = [step_of(op) for op in (part.product, part.cast, add) if op is not None]
     beside = get_op("matmul_accumulate").beside_function
     assert beside is not None
-    after = [
+    return [
         step_of(part.product, without=part.slot),
         LiveStep(add.rank, (part.cast or add, add), others, [out], pairs=[(out, other) for other in others]),
         LiveStep((*add.rank, 0), (), [A, B], [], beside({"Out": out.type}, {})),
     ]
-    more = lives.more(before, after)
-    refuse_unless(more <= FREE, f"{part.operand.name} as a part of {add.label()} needs more memory: {bytes_text(more)}")
-    return after
 
 
 def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport, lives: Lives) -> OpNode | None:
     """Replace one operand of `add`; the sum of the others, if there are several. Refuses with the graph unchanged."""
-    accumulated(add, part, lives)
+    check(add, part, lives)
     operands = list(add.input_vars)
     A, B, trans_a, trans_b = factors(part)
     others = [v for v in operands if v is not part.operand]
@@ -145,15 +148,9 @@ def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
     refuse_unless(not c or not a or not b or known, "{} may be a sum over a batch that was broadcast", gradient.name)
 
 
-def _check_kept(add: OpNode, part: GradPart, factors: set[VarNode], before: Sequence[OpNode]) -> None:
-    """What the product keeps until the addition takes little more than its gradient, where anything runs between.
-
-    before  all operators as they stood before the pass
-    """
-    first, last = (f(before, op.rank, key=_rank) for f, op in ((bisect_right, part.product), (bisect_left, add)))
+def _check_kept(add: OpNode, part: GradPart, factors: set[VarNode]) -> None:
+    """What the product keeps until the addition takes little more than its gradient."""
     kept = [v for v in factors if v.pinned is None and v.producer is not None and not _read_from(v, add)]
-    if not kept or all(op.opdef.shows is not None for op in before[first:last]):
-        return
     sizes = [v.type.shape.count(-1) for v in (part.operand, *kept)]
     if any(n != sizes[0] for n in sizes):  # only a run knows which is larger
         return

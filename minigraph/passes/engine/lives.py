@@ -193,9 +193,8 @@ class Lives:
         """
         live, waits = bytes_at([step_of(op) for op in self.ops]), dict[int, int]()
         for at, op in enumerate(self.ops if any("reports" in op.opdef.traits for op in self.ops) else ()):
-            if op.opdef.inplace and "guarded" not in op.opdef.traits:
-                if nbytes := sum([v.type.least_bytes for v in op.output_vars if v.persistable]):
-                    waits[at] = nbytes
+            if op.opdef.inplace and "guarded" not in op.opdef.traits and any(v.persistable for v in op.output_vars):
+                waits[at] = sum([v.type.least_bytes for v in op.output_vars if v.persistable])
         begin, waiting = 0, 0
         for at, nbytes in waits.items():
             for i in range(begin, at):

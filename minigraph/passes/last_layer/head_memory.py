@@ -18,6 +18,7 @@ from minigraph.passes.accumulation.fuse_grad_accumulation import (
     ADDS,
     GradPart,
     accumulated,
+    check,
     part_of,
 )
 from minigraph.passes.engine.lives import FREE, Lives, LiveStep, step_of
@@ -103,9 +104,10 @@ def _sum(parts: Sequence[GradPart], add: OpNode, own: GradPart, lives: Lives) ->
     for part in parts:
         try:
             refuse_unless(len(left) > 1, "nothing is left to add it to")
-            product, rest, last = accumulated(add, part, lives)
+            check(add, part, lives)
         except Refused:
             continue
+        product, rest, last = accumulated(add, part)
         left.remove(part.operand)
         taken.append(part)
         gone = [op for one in taken for op in (one.cast, add) if op is not None]
