@@ -19,6 +19,7 @@ from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.kernels.chunks import Beside
 
 FREE = 64 << 10  # bytes by which an estimate may grow: memory of plans is not shared in smaller pieces
+LITTLE = 64  # one part of so many is less than an estimate of some steps tells
 NOTHING = Beside()
 
 
@@ -215,8 +216,8 @@ class Lives:
         The most of the graph is looked for only where these steps themselves grow by more than FREE. What runs between
         two steps, whose values do not change, is a step, too.
 
-        alone   also the bytes by which the most of these steps grows, as later passes may make less of what is the most
-                of the graph now
+        alone   also the bytes by which the most of these steps grows, but for a little, as later passes may make less of
+                what is the most of the graph now
         """
         rows = self._places({step.rank for step in chain(before, after)})
         gone = {op for step in chain(before, after) for op in step.ops}
@@ -229,7 +230,7 @@ class Lives:
         old_and_new = [*zip(*both, strict=True)]
         if (growth := max(_growth(rows, old, new) for old, new in old_and_new)) <= FREE:
             return growth
-        grown = [max(new) - max(old) for old, new in old_and_new] if alone else []
+        grown = [max(new) - max(old) - max(old) // LITTLE for old, new in old_and_new] if alone else []
         for live, peak, (old, new) in zip(self.live, self.peaks, old_and_new, strict=True):
             for place, own in groupby(range(len(rows)), lambda i: rows[i][1:]):
                 at = [*own]  # several where a rewrite puts several steps at the place of one

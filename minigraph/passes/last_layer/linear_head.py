@@ -75,7 +75,7 @@ class HeadPattern:
         match.attrs = {"head": head}
         match.kept = [anchor.outputs["Loss" if head.total is None else "Out"][0]]
         match.kept += [op.outputs["Out"][0] for op in (head.prediction, head.square) if op is not None]
-        head.ops, head.kept = [*match.ops.values()], match.kept
+        head.ops, head.kept = [*match.ops.values()], [v for v in match.kept if v is not None]
         return [match], len(walk.ops), ""
 
 
