@@ -93,7 +93,7 @@ def _addition(dw: VarNode) -> tuple[OpNode, GradPart] | None:
     """The addition of which a gradient is a part, perhaps behind a cast."""
     for v in chain([dw], *[op.output_vars for op in dw.consumers if op.type == "cast"]):
         for add in v.consumers:
-            if add.type in ADDS and (part := part_of(v)) is not None:
+            if add.type in ADDS and add.role != "optimize" and (part := part_of(v)) is not None:
                 return add, part
     return None
 
