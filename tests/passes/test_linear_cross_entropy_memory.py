@@ -175,7 +175,7 @@ def test_a_gradient_that_is_added_is_left_to_the_product():
     """Tied weights, few rows: one gradient more would take more than the scores. explain() says so, with the size."""
     fused, said = why(net(1024, LARGE, "bfloat16", kind="tied"))
     assert fused == 0
-    assert "refused by LinearCrossEntropy: the program would need more memory: 7" in said
+    assert "refused by LinearCrossEntropy: the program would need 7" in said
     assert why(net(16384, LARGE, "bfloat16", kind="tied"))[0] == 1
     assert why(net(1024, LARGE, "bfloat16", kind="tied"), every=False)[0] == 1  # nothing is added by a product
 
@@ -184,7 +184,7 @@ def test_two_heads_of_one_weight():
     """To the gradient of one of them the other's product adds: a second one would be a gradient more."""
     fused, said = why(net(1024, LARGE, "bfloat16", kind="two"))
     assert fused == 1
-    assert "the program would need more memory" in said
+    assert "refused by LinearCrossEntropy: the program would need" in said
     assert why(net(32768, LARGE, "bfloat16", kind="two"))[0] == 2
 
 

@@ -79,7 +79,8 @@ def check(add: OpNode, part: GradPart, lives: Lives) -> None:
         return  # the product has all that by itself
     _check_kept(add, part, {A, B})
     more = lives.more([step_of(op) for op in (part.product, part.cast, add) if op is not None], accumulated(add, part))
-    refuse_unless(more <= FREE, f"{part.operand.name} as a part of {add.label()} needs more memory: {bytes_text(more)}")
+    why = f"{part.operand.name} as a part of {add.label()} needs more memory: {bytes_text(more)}"
+    refuse_unless(more <= FREE or more <= lives.little, why)
 
 
 def accumulated(add: OpNode, part: GradPart) -> list[LiveStep]:

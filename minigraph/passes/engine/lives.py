@@ -19,7 +19,7 @@ from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.kernels.chunks import Beside
 
 FREE = 64 << 10  # bytes by which an estimate may grow: memory of plans is not shared in smaller pieces
-LITTLE = 64  # one part of so many is less than an estimate of some steps tells
+LITTLE = 64  # one part of so many is less than an estimate of products and their gradients tells
 NOTHING = Beside()
 
 
@@ -209,6 +209,11 @@ class Lives:
     def peaks(self) -> tuple[int, int]:
         """The most on any device and on a GPU: what a rewrite must not exceed."""
         return max(self.live.plain, default=0), max(self.live.on_gpu, default=0)
+
+    @cached_property
+    def little(self) -> int:
+        """Bytes by which the peak may grow where a rewrite saves much time."""
+        return max(self.peaks) // LITTLE
 
     def more(self, before: Sequence[LiveStep], after: Sequence[LiveStep], alone: bool = False) -> int:
         """The bytes by which the most that is needed may grow where `after` runs instead of `before`.

@@ -52,7 +52,7 @@ def refuse_more_memory(graph: Graph, head: Head, chunking: Chunking, accumulates
         before |= {step.rank: step for step in _sum(parts, add, own, lives)}
         after += _sum([part for part in parts if part.operand is not own.operand], add, own, lives)
     more = lives.more([*before.values()], after, alone=found is not None)
-    refuse_unless(more <= FREE, f"the program would need more memory: {bytes_text(more)}")
+    refuse_unless(more <= FREE or more <= lives.little, f"the program would need {bytes_text(more)} more")
 
 
 def _gradient(head: Head, slot: str) -> VarNode | None:
