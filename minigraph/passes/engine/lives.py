@@ -221,7 +221,7 @@ class Lives:
         The most of the graph is looked for only where these steps themselves grow by more than FREE. What runs between
         two steps, whose values do not change, is a step, too.
 
-        alone   also the bytes by which the most of these steps grows, but for a little, as later passes may make less of
+        alone   also the bytes by which the most of these steps grows, but for a little: later passes may make less of
                 what is the most of the graph now
         """
         rows = self._places({step.rank for step in chain(before, after)})
