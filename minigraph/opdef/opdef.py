@@ -74,10 +74,7 @@ class OpDef(Signature):
     """The definition of one type of operator: its signature, and the facts that hang on it."""
 
     def __init__(
-        self,
-        reference: Callable[..., Any],
-        outputs: str,
-        *,
+        self, reference: Callable[..., Any], outputs: str, *,
         traits: Iterable[str] = (),
         no_need_buffer: Iterable[str] = (),
         read_for: Mapping[str, str | tuple[str, ...]] | None = None,
@@ -92,14 +89,15 @@ class OpDef(Signature):
         joins: Callable[..., list[Any]] | None = None,
         rows: Rows | None = None,
         blocks: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
+        beside: Callable[[Types, Mapping[str, Any]], Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(reference, outputs)
         self.traits, self.no_need_buffer, self.strided = map(frozenset, (traits, no_need_buffer, strided))
         self.read_for = {slot: {x} if isinstance(x, str) else {*x} for slot, x in (read_for or {}).items()}
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
-        self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
-        self.shows, self.joins, self.blocks, self.inplace = shows, joins, dict(blocks or {}), dict(inplace or {})
-        self.frees = dict(frees or {})
+        self.cpu, self.gpu, self.cuda, self.rows, self.beside = cpu, gpu, cuda, rows, beside
+        self.frees, self.inplace = dict(frees or {}), dict(inplace or {})
+        self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # and what `resolved` found
         self.infer_function: Callable[..., Any] | None = None
@@ -107,7 +105,6 @@ class OpDef(Signature):
         self.samples_function: Callable[..., Any] | None = None
         self.cuda_rows_function: Callable[..., Any] | None = None
         self.flops_function: Callable[..., int] | None = None
-        self.beside_function: Callable[..., Any] | None = None
         _check(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,14 +157,6 @@ class OpDef(Signature):
         Without one it is one for each element of the largest float slot; none where the outputs show the input.
         """
         self.flops_function = _named(function, self, "flops")
-        return self
-
-    def beside(self, function: Callable[..., Any]) -> OpDef:
-        """What its kernels need beside operands and results: `_(types, attrs)`, types as in `flops`, -> a Beside.
-
-        Passes ask, so sizes may be -1. Without one it counts as nothing. kernels/chunks.py has Beside.
-        """
-        self.beside_function = function
         return self
 
     # what others ask of it
@@ -329,6 +318,8 @@ def op(outputs: str | Callable[..., Any] = "Out", of: OpDef | None = None, **fac
     joins            a function of kernels/cuda/record/views.py to the Buffer of its output in which each input lies
     rows             how it works on rows, where it does (Rows)
     blocks           {attribute that is a block: list slots that the block takes, one behind the other}
+    beside           what its kernels need beside operands and results, for passes: a function of types, as those of
+                     `flops`, and attributes to a Beside of kernels/chunks.py. Sizes may be -1. By default nothing
     """
     if callable(outputs):
         return op()(outputs)

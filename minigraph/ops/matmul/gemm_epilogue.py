@@ -65,7 +65,7 @@ def unpack_mask(mask: np.ndarray, columns: int) -> np.ndarray:
     return np.unpackbits(mask, axis=-1, count=columns, bitorder="little").view(np.bool_)
 
 
-@op("Out, ReserveSpace?", gpu="matmul.gemm_epilogue")
+@op("Out, ReserveSpace?", gpu="matmul.gemm_epilogue", beside=beside_products)
 def fused_gemm_epilogue(
     X, Y, Bias, *, trans_x: bool = False, trans_y: bool = False, activation: str = "none",
     approximate: bool = False, needs=("Out", "ReserveSpace"), out=None,
@@ -150,9 +150,6 @@ def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) ->
     return out.with_shape((*X.shape[1:], out.shape[-1])) if trans_x else out
 
 
-fused_gemm_epilogue.beside(beside_products)
-
-
 @fused_gemm_epilogue.flops
 def _(types, attrs):
     X, Out = types["X"], types["Out"]
@@ -216,7 +213,10 @@ def _(rng):
         yield inputs, {"trans_x": True, "activation": activation}
 
 
-@op("DX?, DY?, DBias?, DXSums?", read_for={"X": "DY", "Y": ("DX", "DXSums")}, gpu="matmul.gemm_epilogue")
+@op(
+    "DX?, DY?, DBias?, DXSums?", read_for={"X": "DY", "Y": ("DX", "DXSums")}, gpu="matmul.gemm_epilogue",
+    beside=beside_products,
+)  # fmt: skip
 def fused_gemm_epilogue_grad(
     DOut, X, Y, ReserveSpace: Any = None, *, trans_x: bool = False, trans_y: bool = False,
     activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"), out=None,
@@ -292,9 +292,6 @@ def _(DOut, X, Y, ReserveSpace=None, *, trans_x, trans_y, activation_grad, appro
         _rest(DX, beside, DOut, ReserveSpace, activation_grad, approximate, needs, out)
 
     return step
-
-
-fused_gemm_epilogue_grad.beside(beside_products)
 
 
 @fused_gemm_epilogue_grad.flops

@@ -19,6 +19,14 @@ from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
 Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None]  # a product: operands, shape to give, out
 
 
+def beside_products(types: Any, attrs: Any) -> Beside:
+    """The workspace of the largest product, each of which is a result; of two gradients one needs X, the other Y."""
+    gradients = [(grad, x) for grad, x in (("X_grad", "X"), ("Y_grad", "Y"), ("DX", "X"), ("DY", "Y")) if grad in types]
+    results = [types[slot] for slot in ("Out", *dict(gradients)) if slot in types]
+    library = workspace(max(t.least_bytes // t.dtype.itemsize for t in results)) if results else 0
+    return Beside(0, library, tuple(gradients) if len(gradients) > 1 else ())
+
+
 def transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
     """The last two axes swapped; a vector has nothing to swap."""
     return np.swapaxes(x, -1, -2) if transpose and x.ndim > 1 else x
@@ -29,7 +37,7 @@ def as_rows(x: np.ndarray) -> np.ndarray:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-@op("Out", gpu="matmul.gemm")
+@op("Out", gpu="matmul.gemm", beside=beside_products)
 def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTypeAttr | None = None, out=None):
     """X @ Y with NumPy's rules: 1-D operands are vectors, leading axes broadcast as batch.
 
@@ -74,17 +82,6 @@ def inner_size(X: TensorType, trans_x: bool) -> int:
     return X.shape[-2 if trans_x and X.ndim > 1 else -1]
 
 
-def beside_products(types: Any, attrs: Any) -> Beside:
-    """The workspace of the largest product, each of which is a result; of two gradients one needs X, the other Y."""
-    gradients = [(grad, x) for grad, x in (("X_grad", "X"), ("Y_grad", "Y"), ("DX", "X"), ("DY", "Y")) if grad in types]
-    results = [types[slot] for slot in ("Out", *dict(gradients)) if slot in types]
-    library = workspace(max(t.least_bytes // t.dtype.itemsize for t in results)) if results else 0
-    return Beside(0, library, tuple(gradients) if len(gradients) > 1 else ())
-
-
-matmul.beside(beside_products)
-
-
 @matmul.flops
 def _(types, attrs):
     return 2 * types["Out"].size * inner_size(types["X"], attrs["trans_x"])
@@ -110,7 +107,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 5))), {"trans_x": True, "out_dtype": "float32"}
 
 
-@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="matmul.gemm")
+@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="matmul.gemm", beside=beside_products)
 def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False, needs=("X_grad", "Y_grad"), out=None):
     """Gradients of X @ Y: Out_grad @ Y^T and X^T @ Out_grad, summed over broadcast batch axes."""
     return gradients(X, Y, Out_grad, trans_x, trans_y, needs, out or (None, None))
@@ -164,9 +161,6 @@ def _brought(result: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return sum_to(result, shape)
 
 
-matmul_grad.beside(beside_products)
-
-
 @matmul_grad.flops
 def _(types, attrs):
     products = ("X_grad" in types) + ("Y_grad" in types)
@@ -195,7 +189,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(5, 4)), rng.normal(size=(3, 5))), both
 
 
-@op("Out", traits={"in_place"}, gpu="matmul.gemm", inplace={"Out": "Acc"})
+@op("Out", traits={"in_place"}, gpu="matmul.gemm", inplace={"Out": "Acc"}, beside=beside_products)
 def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False, out=None):
     """Acc + X @ Y: what a gradient is added up with, in place; in float32 also from 16-bit operands.
 
@@ -212,9 +206,6 @@ def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False
 def _joined(x: np.ndarray) -> np.ndarray:
     """[..., M, K] -> [M, ... * K]: the sum over batches becomes one over columns."""
     return np.moveaxis(x, -2, 0).reshape(x.shape[-2], math.prod(x.shape[:-2]) * x.shape[-1])
-
-
-matmul_accumulate.beside(beside_products)
 
 
 @matmul_accumulate.flops

@@ -25,9 +25,24 @@ CPU = "minigraph.kernels.cpu.linear_cross_entropy"
 OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 
 
+def _beside(types: Any, attrs: Any) -> Beside:
+    """Scores of a chunk, sums that are rounded, a workspace for each product; the first runs before DW is there."""
+    x, dw = types["X"], types.get("DW")
+    inner, classes = types["W"].shape[::-1] if attrs["trans_w"] else types["W"].shape
+    rows = abs(math.prod(x.shape[:-1]))
+    rounded = dw is not None and dw.dtype.itemsize == 2 and attrs["accumulate_dtype"] != dw.dtype
+    how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
+    sizes = abs(inner), abs(classes), x.dtype.itemsize
+    step, own = chunk_of(rows, *sizes, how, rounded, "DBias" in types)
+    once, sums = step >= rows, 0 if dw is None else dw.least_bytes
+    library = workspace(max(step * inner * ("DX" in types), inner * classes * (dw is not None)))
+    library = max(library, workspace(step * classes) - (sums if once else 0))
+    return Beside(own, library, (("DW", "W"),) if sums and once else ())
+
+
 @op(
     "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports", "in_place"}, inplace={"DX": "X"},
-    frees={"DX": "W"}, cpu=f"{CPU}:forward", gpu="rows.linear_cross_entropy",
+    frees={"DX": "W"}, cpu=f"{CPU}:forward", gpu="rows.linear_cross_entropy", beside=_beside,
 )  # fmt: skip
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
@@ -62,7 +77,7 @@ def fused_linear_cross_entropy(
 
 @op(
     "DX?, DW?, DBias?", traits={"reports", "in_place"}, inplace={"DX": "X"}, frees={"DX": "W"},
-    cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy",
+    cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy", beside=_beside,
 )  # fmt: skip
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
@@ -91,25 +106,6 @@ def _products(types: Any, attrs: Any) -> int:
     """The scores, and a product for each of DX and DW."""
     classes = types["W"].shape[0 if attrs["trans_w"] else 1]
     return 2 * types["X"].size * classes * (1 + ("DX" in types) + ("DW" in types))
-
-
-def _beside(types: Any, attrs: Any) -> Beside:
-    """Scores of a chunk, sums that are rounded, a workspace for each product; the first runs before DW is there."""
-    x, dw = types["X"], types.get("DW")
-    inner, classes = types["W"].shape[::-1] if attrs["trans_w"] else types["W"].shape
-    rows = abs(math.prod(x.shape[:-1]))
-    rounded = dw is not None and dw.dtype.itemsize == 2 and attrs["accumulate_dtype"] != dw.dtype
-    how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
-    sizes = abs(inner), abs(classes), x.dtype.itemsize
-    step, own = chunk_of(rows, *sizes, how, rounded, "DBias" in types)
-    once, sums = step >= rows, 0 if dw is None else dw.least_bytes
-    library = workspace(max(step * inner * ("DX" in types), inner * classes * (dw is not None)))
-    library = max(library, workspace(step * classes) - (sums if once else 0))
-    return Beside(own, library, (("DW", "W"),) if sums and once else ())
-
-
-fused_linear_cross_entropy.beside(_beside)
-fused_linear_cross_entropy_grad.beside(_beside)
 
 
 def _plain(

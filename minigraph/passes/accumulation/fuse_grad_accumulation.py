@@ -87,7 +87,7 @@ def accumulated(add: OpNode, part: GradPart) -> list[LiveStep]:
     """What runs instead: the rest of the product, the sum of the others, and the product that adds to it."""
     A, B, _, _ = factors(part)
     others, out = [v for v in add.input_vars if v is not part.operand], next(add.output_vars)
-    beside = get_op("matmul_accumulate").beside_function
+    beside = get_op("matmul_accumulate").beside
     assert beside is not None
     return [
         step_of(part.product, without=part.slot),

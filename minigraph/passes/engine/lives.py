@@ -72,7 +72,7 @@ def step_of(op: OpNode, without: str = "") -> LiveStep:
         unread = op.opdef.unread(outputs)
         reads = [v for slot, vs in op.inputs.items() if slot not in unread for v in vs] if outputs else []
     writes = [v for vs in outputs.values() for v in vs]
-    if (ask := op.opdef.beside_function) is None or not outputs:
+    if (ask := op.opdef.beside) is None or not outputs:
         return LiveStep(op.rank, (op,), reads, writes)
     types = {slot: vs[0].type for slots in (op.inputs, outputs) for slot, vs in slots.items() if vs}
     beside = ask(types, op.attrs)

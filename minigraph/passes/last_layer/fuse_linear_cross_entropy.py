@@ -27,9 +27,8 @@ from minigraph.passes.engine.redirect import is_unread, take_out, unlink
 from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
 from minigraph.types import TensorType, same
 
-from .head_memory import FUSED, refuse_more_memory
 from .linear_head import Head, HeadPattern
-from .unrounded_gradient import keep_sums
+from .memory import FUSED, keep_sums, refuse_more_memory
 from .written_loss import Trail, one_hot_of
 
 

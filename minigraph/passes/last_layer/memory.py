@@ -1,18 +1,25 @@
-"""Whether a program needs more memory with a head as one operator: it has the weight's gradient early.
+"""Memory of the last layer: whether a program needs more with a head as one operator, and with its float32 sums.
 
     scores, ..., dscores, DX and DW  ->  some rows of scores, DX and DW, where the loss is
 
-What is weighed besides is the sum of which DW is a part, for tied weights and gradients that are merged over steps:
-fuse_grad_accumulation, which comes later, lets a product add DW to it, but the fused operator's DW waits for it.
+The operator has the weight's gradient early. What is weighed besides is the sum of which DW is a part, for tied
+weights: fuse_grad_accumulation, which comes later, lets a product add DW to it, but the fused operator's DW waits.
+
+    cast(DW, float32), DW = fused_linear_cross_entropy(X, cast(W, bfloat16), ...)  ->  DW, in float32
+
+That is the gradient of a float32 weight that is read in 16 bits, as mixed precision writes it: the sums without
+rounding. A bias is treated as the weight is. The sums are there anyway, so this saves the rounding, the array of 16
+bits and its cast; it is refused where float32 sums beside scores would take more memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
-from minigraph.kernels.chunks import Chunking
+from minigraph.kernels.chunks import WORKSPACE, Chunking, rows_at_once
 from minigraph.opdef import get_op
 from minigraph.passes.accumulation.fuse_grad_accumulation import (
     ADDS,
@@ -22,13 +29,17 @@ from minigraph.passes.accumulation.fuse_grad_accumulation import (
     part_of,
 )
 from minigraph.passes.engine.lives import FREE, Lives, LiveStep, step_of
-from minigraph.passes.engine.log import bytes_text
+from minigraph.passes.engine.log import Applied, PassReport, bytes_text
+from minigraph.passes.engine.redirect import require_temporary
 from minigraph.passes.engine.replacement import linked_grads
 from minigraph.passes.engine.rule import Refused, refuse_unless
+from minigraph.types import float32
 
 from .linear_head import Head
 
 FUSED = "fused_linear_cross_entropy"
+SLOTS = ("DW", "DBias")
+LITTLE = 256 << 10  # bytes that are not worth a cast
 
 
 def refuse_more_memory(graph: Graph, head: Head, chunking: Chunking, accumulates: bool) -> None:
@@ -77,7 +88,7 @@ def _fused_step(
     head: Head, ops: Sequence[OpNode], dx: VarNode | None, dw: VarNode | None, chunking: Chunking
 ) -> LiveStep:
     """The fused operator, which is where the loss was."""
-    ask, x, w = get_op(FUSED).beside_function, head.X, head.W
+    ask, x, w = get_op(FUSED).beside, head.X, head.W
     assert ask is not None
     types = {slot: v.type for slot, v in (("X", x), ("W", w), ("DX", dx), ("DW", dw)) if v is not None}
     attrs = {"trans_w": head.trans_w, "accumulate_dtype": None, "chunk_bytes": chunking.nbytes,
@@ -116,3 +127,62 @@ def _sum(parts: Sequence[GradPart], add: OpNode, own: GradPart, lives: Lives) ->
     if own not in taken and own.cast is not None:
         steps.append(step_of(own.cast))
     return [*steps, total]
+
+
+# float32 sums
+
+
+def keep_sums(graph: Graph, op: OpNode, report: PassReport) -> bool:
+    """Let `op` write float32 gradients where casts make them of its 16-bit ones; whether it does now."""
+    made = {slot: op.outputs[slot][0] for slot in SLOTS if slot in op.outputs}
+    casts = {slot: _cast_of(v) for slot, v in made.items()}
+    if "DW" not in made or op.attrs["grad_dtype"] is None or not any(casts.values()):
+        return False
+    try:
+        for slot, v in made.items():
+            require_temporary(v)
+            refuse_unless(
+                casts[slot] is not None and len(v.consumers) == 1, "{} is read in {} too", v.name, str(v.type.dtype)
+            )
+        sums = op.attrs["accumulate_dtype"]
+        refuse_unless(sums in (None, float32), f"chunks are added up in {sums}")
+        _check_memory(op)
+    except Refused as no:
+        report.refuse("UnroundedGradient", op.label(), str(no), op.site)
+        return False
+    old = tuple(cast.label() for cast in casts.values() if cast is not None)
+    op.attrs = {**op.attrs, "grad_dtype": None}
+    for slot, cast in casts.items():
+        assert cast is not None
+        wide = cast.outputs["Out"][0]
+        graph.remove_op(cast)
+        graph.set_output(op, slot, 0, wide)
+        graph.remove_var(made[slot])
+    report.apply(Applied("UnroundedGradient", f"{op.label()} in float32", old, op.site, op.role))
+    return True
+
+
+def _cast_of(v: VarNode) -> OpNode | None:
+    """The first cast to float32 that reads `v`, with a result that is written once."""
+    for op in v.consumers:
+        if op.type == "cast" and op.attrs["dtype"] == float32:
+            out = op.outputs["Out"][0]
+            if out.version == 0:
+                return op
+    return None
+
+
+def _check_memory(op: OpNode) -> None:
+    """Refuse where float32 sums beside the scores of a chunk need more than rounding them and casting back."""
+    x, w = op.inputs["X"][0].type, op.inputs["W"][0].type
+    how, size = Chunking(op.attrs["chunk_bytes"], op.attrs["chunk_rows"]), x.dtype.itemsize
+    width, classes = w.shape[::-1] if op.attrs["trans_w"] else w.shape
+    refuse_unless(-1 not in w.shape, f"the size of {w} is not known")
+    rows = math.prod(x.shape[:-1])
+    if -1 in x.shape[:-1]:  # as many as a chunk can have
+        rows = how.step(1 << 40, classes, size)
+    own = how.step(rows, classes, size) * classes * size + width * classes * 4
+    _, rounded = rows_at_once(rows, width, classes, size, how, "DBias" in op.outputs)
+    rounded = max(rounded, width * classes * (4 + size) - WORKSPACE[1])  # which products have, and no cast has
+    why = f"scores and float32 sums take {bytes_text(own)}, rounded ones {bytes_text(rounded)}"
+    refuse_unless(own <= rounded + LITTLE, why)
