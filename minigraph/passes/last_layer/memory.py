@@ -101,7 +101,10 @@ def _fused_step(
 
 
 def _addition(dw: VarNode) -> tuple[OpNode, GradPart] | None:
-    """The addition of which a gradient is a part, perhaps behind a cast."""
+    """The addition of which a gradient is a part, perhaps behind a cast.
+
+    Not that of gradients which a state collects: later passes make one kernel of it, for less than is known here.
+    """
     for v in chain([dw], *[op.output_vars for op in dw.consumers if op.type == "cast"]):
         for add in v.consumers:
             if add.type in ADDS and add.role != "optimize" and (part := part_of(v)) is not None:
