@@ -38,7 +38,7 @@ TRAITS = {
     "pointwise": "as elementwise, except where an operand was broadcast: its gradient is a sum",
     "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
-    "in_place": "its GPU kernels may write over what `inplace` names, or over any input of the output's type",
+    "in_place": "its GPU kernels may write over what `inplace` names; without it over any input of the output's type",
     "one_piece": "plans lay the arrays that it writes one behind the other, so that its kernel needs no copy of them",
     "random": "draws random numbers: its kernel takes rng",
     "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",
@@ -74,14 +74,12 @@ class OpDef(Signature):
     """The definition of one type of operator: its signature, and the facts that hang on it."""
 
     def __init__(
-        self,
-        reference: Callable[..., Any],
-        outputs: str,
-        *,
+        self, reference: Callable[..., Any], outputs: str, *,
         traits: Iterable[str] = (),
         no_need_buffer: Iterable[str] = (),
         read_for: Mapping[str, str | tuple[str, ...]] | None = None,
         inplace: Mapping[str, str] | None = None,
+        frees: Mapping[str, str] | None = None,
         copies: Mapping[str, str | tuple[str, str]] | None = None,
         strided: Iterable[str] = (),
         cpu: str | None = None,
@@ -91,13 +89,15 @@ class OpDef(Signature):
         joins: Callable[..., list[Any]] | None = None,
         rows: Rows | None = None,
         blocks: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
+        beside: Callable[[Types, Mapping[str, Any]], Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(reference, outputs)
         self.traits, self.no_need_buffer, self.strided = map(frozenset, (traits, no_need_buffer, strided))
         self.read_for = {slot: {x} if isinstance(x, str) else {*x} for slot, x in (read_for or {}).items()}
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
-        self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
-        self.shows, self.joins, self.blocks, self.inplace = shows, joins, dict(blocks or {}), dict(inplace or {})
+        self.cpu, self.gpu, self.cuda, self.rows, self.beside = cpu, gpu, cuda, rows, beside
+        self.frees, self.inplace = dict(frees or {}), dict(inplace or {})
+        self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # and what `resolved` found
         self.infer_function: Callable[..., Any] | None = None
@@ -284,7 +284,7 @@ def _check(opdef: OpDef) -> None:
     assert opdef.read_for.keys() <= names, f"{opdef.type}: read_for names no input"
     results = {s.name for s in opdef.outputs}
     assert {*itertools.chain(*opdef.read_for.values())} <= results, f"{opdef.type}: read_for names no output"
-    assert {*opdef.inplace.values()} <= names, f"{opdef.type}: inplace names no input"
+    assert {*opdef.inplace.values(), *opdef.frees.values()} <= names, f"{opdef.type}: inplace or frees names no input"
     assert opdef.strided <= names | {s.name for s in opdef.outputs}, f"{opdef.type}: strided names no slot"
     assert {*itertools.chain(*opdef.blocks.values())} <= names, f"{opdef.type}: blocks names no input"
     assert opdef.reference.__doc__, f"{opdef.type} has no docstring"
@@ -299,6 +299,8 @@ def op(outputs: str | Callable[..., Any] = "Out", of: OpDef | None = None, **fac
     no_need_buffer   input slots of which only shape and type are used, never the values
     read_for         {input slot: the output slot, or slots, that are computed from its values}
     inplace          {output slot: input slot} whose array the output may take over
+    frees            {output slot: input slot} that its GPU kernels do not need when that output is written, which comes
+                     before others then; but not where it takes over an array, which others are computed from
     copies           {output slot: input slot} that is the same where both have one type; {output slot: (input slot,
                      another)} where that other one is 1 everywhere
     strided          slots that its GPU kernels read or write by strides: rows of elements side by side, which begin
@@ -316,6 +318,8 @@ def op(outputs: str | Callable[..., Any] = "Out", of: OpDef | None = None, **fac
     joins            a function of kernels/cuda/record/views.py to the Buffer of its output in which each input lies
     rows             how it works on rows, where it does (Rows)
     blocks           {attribute that is a block: list slots that the block takes, one behind the other}
+    beside           what its kernels need beside operands and results, for passes: a function of types, as those of
+                     `flops`, and attributes to a Beside of kernels/chunks.py. Sizes may be -1. By default nothing
     """
     if callable(outputs):
         return op()(outputs)

@@ -15,9 +15,9 @@ from bench import gpu_linear_cross_entropy as bench
 from bench.gpu_linear_cross_entropy_step import step_program
 from minigraph.incubate.optimizer import GradientMergeOptimizer
 from minigraph.kernels import chunks
+from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.kernels.cuda.record.calls import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
-from minigraph.kernels.cuda.rows import linear_cross_entropy as kernels
 from minigraph.program import unique_name
 from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder
@@ -28,8 +28,6 @@ from minigraph.runtime.executor import Executor
 from tests.support.grades import checkered, graded
 from tests.support.head_memory import LARGE, MIB, ROWS, SMALL, check, compiled, net, planned
 from tests.support.linear_heads import STEP, Options, assert_twice, exact, results, values
-
-REFUSED = "is added to that of"
 
 
 @pytest.fixture(params=[None, 0], ids=["largest workspaces", "no workspaces"])
@@ -101,7 +99,7 @@ def test_sums_for_few_chunks_would_be_seen(monkeypatch):
     made = net(5000, LARGE, "bfloat16", "AdamW")
     check(made, 5000)
     off, _ = planned(made)
-    monkeypatch.setattr(kernels, "rows_at_once", lambda r, h, v, i, how, bias: (how.step(r, v, i), 0))
+    monkeypatch.setattr(chunks, "rows_at_once", lambda r, h, v, i, how, bias: (how.step(r, v, i), 0))
     assert planned(made)[1] > off + 500 * MIB
 
 
@@ -174,25 +172,26 @@ def why(made, every=True):
 
 
 def test_a_gradient_that_is_added_is_left_to_the_product():
-    """Tied weights, few rows: one gradient more would take more than the scores. explain() says so, with the sizes."""
+    """Tied weights, few rows: one gradient more would take more than the scores. explain() says so, with the size."""
     fused, said = why(net(1024, LARGE, "bfloat16", kind="tied"))
     assert fused == 0
-    assert f"{REFUSED} embedding" in said
-    assert "together they take 2004.0 MiB, unfused 1252.5 MiB" in said
+    assert "refused by LinearCrossEntropy: the program would need 7" in said
     assert why(net(16384, LARGE, "bfloat16", kind="tied"))[0] == 1
     assert why(net(1024, LARGE, "bfloat16", kind="tied"), every=False)[0] == 1  # nothing is added by a product
 
 
 def test_two_heads_of_one_weight():
+    """To the gradient of one of them the other's product adds: a second one would be a gradient more."""
     fused, said = why(net(1024, LARGE, "bfloat16", kind="two"))
-    assert fused == 0
-    assert f"{REFUSED} matmul" in said
+    assert fused == 1
+    assert "refused by LinearCrossEntropy: the program would need" in said
     assert why(net(32768, LARGE, "bfloat16", kind="two"))[0] == 2
 
 
 def test_an_unknown_number_of_rows_is_refused_where_it_matters():
     fused, said = why(net(None, LARGE, "bfloat16", kind="tied"))
     assert fused == 0
+    assert "is added to that of embedding" in said
     assert "and the number of rows is not known" in said
     assert why(net(None, LARGE, "bfloat16"))[0] == 1
 
@@ -258,6 +257,70 @@ def test_float32_sums_are_weighed_beside_the_workspace_of_a_product(rows, size, 
     made = net(rows, size, "float32", "AdamW", around=lambda o: mg.incubate.optimizer.GradientMergeOptimizer(
         mg.static.amp.decorate(o, level=level, dtype="bfloat16"), k_steps=2))  # fmt: skip
     check(made, rows, place=mg.CUDAPlace(0))
+
+
+# DX in X's memory
+
+
+def over(dtype, rows=8, width=4, classes=6, low=False, chunk_rows=None):
+    """A head on values that nobody needs behind it; the weight itself or a copy in 16 bits."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
+        x, y = mg.static.data("x", [rows, width], dtype), mg.static.data("y", [rows], "int64")
+        x.stop_gradient = False
+        w = mg.static.create_parameter([width, classes], "float32" if low else dtype)
+        h = mg.scale(x, scale=2.0)
+        loss = mg.nn.functional.cross_entropy(mg.matmul(h, mg.cast(w, dtype) if low else w), y, reduction="sum")
+        found = gradients([loss], [x, w])
+    strategy = mg.static.BuildStrategy(fuse_linear_cross_entropy=True, linear_cross_entropy_chunk_rows=chunk_rows)
+    return mg.static.CompiledProgram(main, build_strategy=strategy), [loss, *found], w
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 3])
+def test_gradients_where_dx_lies_over_x(chunk_rows):
+    """A chunk's DW is computed first: it reads the rows of X over which DX is written."""
+    compiled_program, fetches, w = over("float64", chunk_rows=chunk_rows)
+    rng = np.random.default_rng(3)
+    x, weight, y = rng.normal(size=(8, 4)), rng.normal(size=(4, 6)), rng.integers(0, 6, 8)
+    scope = Scope()
+    scope.var(w.name).get_tensor().set(weight)
+    loss, dx, dw = Executor(mg.CPUPlace()).run(compiled_program, {"x": x, "y": y}, fetches, scope=scope)
+    z = 2 * x @ weight
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(loss, -np.log(p[np.arange(8), y]).sum(), rtol=1e-12)
+    p[np.arange(8), y] -= 1
+    np.testing.assert_allclose(dw, 2 * x.T @ p, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(dx, 2 * p @ weight.T, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "low", "wanted"), [
+    (512, False, ["DW", "DX"]), (512, True, ["DW", "DX"]), (16, True, ["DX", "DW"])])  # fmt: skip
+def test_dx_is_written_over_x_unless_it_frees_a_larger_copy_of_w(rows, low, wanted):
+    program, fetches, _ = over("bfloat16", rows, 32, 128, low)
+    own = program.program_for([v.name for v in fetches])
+    feeds = {name: own.vars[name].type for name in ("x", "y")}
+    bound = bind_program(own, feeds, [v.name for v in fetches], settling=settling(lambda call: Algorithm(0, b"")))
+    products = [call for call in bound.binder.calls if isinstance(call, Gemm)]
+    read = products[0].a  # X by the scores
+    order = ["DW" if call.trans_a else "DX" for call in products[1:]]
+    assert order == wanted
+    lies = [call.c for call in products[1:] if not call.trans_a]
+    assert all((owner(b) is owner(read)) == (wanted[0] == "DW") for b in lies)
+
+
+def test_a_head_on_what_nobody_needs_plans_no_more():
+    """X is as large as the scores: it lay beside its gradient."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
+        ids, y = mg.static.data("ids", [4096], "int64"), mg.static.data("y", [4096], "int64")
+        h = mg.nn.functional.embedding(ids, mg.static.create_parameter([1000, 768], "float32"))
+        h = mg.nn.functional.gelu(mg.nn.Linear(768, 768)(h))
+        loss = mg.nn.functional.cross_entropy(mg.nn.Linear(768, 1000, bias_attr=False)(h), y)
+        mg.optimizer.Adagrad(0.1).minimize(loss)
+    for place in (mg.CPUPlace(), mg.CUDAPlace(0)):
+        for every in (False, True):
+            check((main, loss, {"ids": ids, "y": y}), 4096, every, place)
 
 
 # launches and values

@@ -64,10 +64,10 @@ def _chunked(
         for first in range(0, len(z), few):  # as many as stay in a cache from one step to the next
             part = z[first : first + few]
             loss.finish(part, slice(start + first, start + first + len(part)))
-        if "DX" in flat:
-            product(z, w.T, flat["DX"][at])
         if "DW" in made:
             _add_product(made["DW"], *((z, x[at]) if trans_w else (x[at], z)), first=start == 0)
+        if "DX" in flat:  # it may lie where X does
+            product(z, w.T, flat["DX"][at])
         if "DBias" in made:
             made["DBias"][...] = z.sum(axis=0) + (made["DBias"].astype(z.dtype) if start else 0)
     if rows == 0:

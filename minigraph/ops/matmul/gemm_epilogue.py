@@ -28,7 +28,7 @@ from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
-from .matmul import as_rows, gradient_jobs, matmul, transposed
+from .matmul import as_rows, beside_products, gradient_jobs, matmul, transposed
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
 
@@ -65,7 +65,7 @@ def unpack_mask(mask: np.ndarray, columns: int) -> np.ndarray:
     return np.unpackbits(mask, axis=-1, count=columns, bitorder="little").view(np.bool_)
 
 
-@op("Out, ReserveSpace?", gpu="matmul.gemm_epilogue")
+@op("Out, ReserveSpace?", gpu="matmul.gemm_epilogue", beside=beside_products)
 def fused_gemm_epilogue(
     X, Y, Bias, *, trans_x: bool = False, trans_y: bool = False, activation: str = "none",
     approximate: bool = False, needs=("Out", "ReserveSpace"), out=None,
@@ -213,7 +213,10 @@ def _(rng):
         yield inputs, {"trans_x": True, "activation": activation}
 
 
-@op("DX?, DY?, DBias?, DXSums?", read_for={"X": "DY", "Y": ("DX", "DXSums")}, gpu="matmul.gemm_epilogue")
+@op(
+    "DX?, DY?, DBias?, DXSums?", read_for={"X": "DY", "Y": ("DX", "DXSums")}, gpu="matmul.gemm_epilogue",
+    beside=beside_products,
+)  # fmt: skip
 def fused_gemm_epilogue_grad(
     DOut, X, Y, ReserveSpace: Any = None, *, trans_x: bool = False, trans_y: bool = False,
     activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"), out=None,

@@ -10,12 +10,21 @@ import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
+from minigraph.kernels.chunks import Beside, workspace
 from minigraph.kernels.cpu.product import product, products
 from minigraph.opdef import DTypeAttr, op
 from minigraph.ops.elementwise.elementwise import sum_to
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
 
 Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None]  # a product: operands, shape to give, out
+
+
+def beside_products(types: Any, attrs: Any) -> Beside:
+    """The workspace of the largest product, each of which is a result; of two gradients one needs X, the other Y."""
+    gradients = [(grad, x) for grad, x in (("X_grad", "X"), ("Y_grad", "Y"), ("DX", "X"), ("DY", "Y")) if grad in types]
+    results = [types[slot] for slot in ("Out", *dict(gradients)) if slot in types]
+    library = workspace(max(t.least_bytes // t.dtype.itemsize for t in results)) if results else 0
+    return Beside(0, library, tuple(gradients) if len(gradients) > 1 else ())
 
 
 def transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
@@ -28,7 +37,7 @@ def as_rows(x: np.ndarray) -> np.ndarray:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-@op("Out", gpu="matmul.gemm")
+@op("Out", gpu="matmul.gemm", beside=beside_products)
 def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTypeAttr | None = None, out=None):
     """X @ Y with NumPy's rules: 1-D operands are vectors, leading axes broadcast as batch.
 
@@ -98,7 +107,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 5))), {"trans_x": True, "out_dtype": "float32"}
 
 
-@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="matmul.gemm")
+@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="matmul.gemm", beside=beside_products)
 def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False, needs=("X_grad", "Y_grad"), out=None):
     """Gradients of X @ Y: Out_grad @ Y^T and X^T @ Out_grad, summed over broadcast batch axes."""
     return gradients(X, Y, Out_grad, trans_x, trans_y, needs, out or (None, None))
@@ -180,7 +189,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(5, 4)), rng.normal(size=(3, 5))), both
 
 
-@op("Out", traits={"in_place"}, gpu="matmul.gemm", inplace={"Out": "Acc"})
+@op("Out", traits={"in_place"}, gpu="matmul.gemm", inplace={"Out": "Acc"}, beside=beside_products)
 def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False, out=None):
     """Acc + X @ Y: what a gradient is added up with, in place; in float32 also from 16-bit operands.
 

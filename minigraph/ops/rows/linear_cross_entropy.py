@@ -8,12 +8,14 @@ gradients at once (passes/last_layer/fuse_linear_cross_entropy.py); otherwise it
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
 from minigraph.errors.kinds import CONFLICT, EMPTY, INNER, MIXED_TYPES, RANK
+from minigraph.kernels.chunks import Beside, Chunking, chunk_of, workspace
 from minigraph.opdef import DTypeAttr, op
 from minigraph.types import INTS, TensorType, float32, int64
 
@@ -23,9 +25,24 @@ CPU = "minigraph.kernels.cpu.linear_cross_entropy"
 OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 
 
+def _beside(types: Any, attrs: Any) -> Beside:
+    """Scores of a chunk, sums that are rounded, a workspace for each product; the first runs before DW is there."""
+    x, dw = types["X"], types.get("DW")
+    inner, classes = types["W"].shape[::-1] if attrs["trans_w"] else types["W"].shape
+    rows = abs(math.prod(x.shape[:-1]))
+    rounded = dw is not None and dw.dtype.itemsize == 2 and attrs["accumulate_dtype"] != dw.dtype
+    how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
+    sizes = abs(inner), abs(classes), x.dtype.itemsize
+    step, own = chunk_of(rows, *sizes, how, rounded, "DBias" in types)
+    once, sums = step >= rows, 0 if dw is None else dw.least_bytes
+    library = workspace(max(step * inner * ("DX" in types), inner * classes * (dw is not None)))
+    library = max(library, workspace(step * classes) - (sums if once else 0))
+    return Beside(own, library, (("DW", "W"),) if sums and once else ())
+
+
 @op(
-    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports"}, cpu=f"{CPU}:forward",
-    gpu="rows.linear_cross_entropy",
+    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports", "in_place"}, inplace={"DX": "X"},
+    frees={"DX": "W"}, cpu=f"{CPU}:forward", gpu="rows.linear_cross_entropy", beside=_beside,
 )  # fmt: skip
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
@@ -58,7 +75,10 @@ def fused_linear_cross_entropy(
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
 
 
-@op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy")
+@op(
+    "DX?, DW?, DBias?", traits={"reports", "in_place"}, inplace={"DX": "X"}, frees={"DX": "W"},
+    cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy", beside=_beside,
+)  # fmt: skip
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, token_scaling: bool = False,

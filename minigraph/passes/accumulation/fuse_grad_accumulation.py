@@ -5,23 +5,22 @@
 
 The same holds for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the memory of the
 gradient, one write and one read: for tied weights, for several users of one value, and for gradients that a state
-collects over steps. Refused where another operator reads the gradient, and where the product would wait for the others
-and its operands, which wait with it, are larger than the gradient. In programs so small that the 32 MiB which a GPU's
-library has beside a product are most of what they need, it may take one gradient more: they lie beside the sum then,
-1.08 times the memory at the most in random programs. slice_grads.py joins gradients of slices that
+collects over steps. Refused where another operator reads the gradient, where the product would wait for the others
+and its operands, which wait with it, are larger than the gradient, and where the program would need more memory
+(engine/lives.py): the workspace of the product lies beside the sum then. slice_grads.py joins gradients of slices that
 fill one array together.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from operator import attrgetter
+from bisect import bisect_right
 from typing import Any, NamedTuple
 
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.opdef import get_op
+from minigraph.passes.engine.lives import FREE, Lives, LiveStep, step_of
 from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import require_temporary, take_out, take_place
 from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
@@ -29,8 +28,6 @@ from minigraph.types import float32
 
 from .slice_grads import join_slice_grads
 
-_rank = attrgetter("rank")
-FREE = 64 << 10  # bytes by which operands may be larger: memory of plans is not shared in smaller pieces
 LAST = 1 << 62  # a rank behind all others of one place
 ADDS = frozenset({"sum", "elementwise_add"})
 GRADIENTS = {  # operator -> (slots of X, Y and Out_grad, {output: whose gradient it is})
@@ -72,15 +69,38 @@ def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
     return (Y, D, trans_y, True) if trans_x else (D, Y, False, not trans_y)
 
 
-def _accumulate(
-    graph: Graph, add: OpNode, part: GradPart, report: PassReport, before: Sequence[OpNode]
-) -> OpNode | None:
-    """Replace one operand of `add`; the sum of the others, if there are several. Refuses with the graph unchanged."""
-    operands = list(add.input_vars)
-    _check(add, part, operands)
-    A, B, trans_a, trans_b = factors(part)
+def check(add: OpNode, part: GradPart, lives: Lives) -> None:
+    """Refuse what cannot be rewritten, and what would need more memory."""
+    _check(add, part, [*add.input_vars])
+    A, B, _, _ = factors(part)
     _check_batches(A, B, part.operand)
-    _check_memory(add, part, {A, B}, before)
+    first, last = bisect_right(lives.ranks, part.product.rank), bisect_right(lives.ranks, add.rank) - 1
+    if all(op is part.cast or op.opdef.shows is not None for op in lives.ops[first:last]):
+        return  # the product has all that by itself
+    _check_kept(add, part, {A, B})
+    more = lives.more([step_of(op) for op in (part.product, part.cast, add) if op is not None], accumulated(add, part))
+    why = f"{part.operand.name} as a part of {add.label()} needs more memory: {bytes_text(more)}"
+    refuse_unless(more <= FREE or more <= lives.little, why)
+
+
+def accumulated(add: OpNode, part: GradPart) -> list[LiveStep]:
+    """What runs instead: the rest of the product, the sum of the others, and the product that adds to it."""
+    A, B, _, _ = factors(part)
+    others, out = [v for v in add.input_vars if v is not part.operand], next(add.output_vars)
+    beside = get_op("matmul_accumulate").beside
+    assert beside is not None
+    return [
+        step_of(part.product, without=part.slot),
+        LiveStep(add.rank, (part.cast or add, add), others, [out], pairs=[(out, other) for other in others]),
+        LiveStep((*add.rank, 0), (), [A, B], [], beside({"Out": out.type}, {})),
+    ]
+
+
+def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport, lives: Lives) -> OpNode | None:
+    """Replace one operand of `add`; the sum of the others, if there are several. Refuses with the graph unchanged."""
+    check(add, part, lives)
+    operands = list(add.input_vars)
+    A, B, trans_a, trans_b = factors(part)
     others = [v for v in operands if v is not part.operand]
     place = add.rank
     g = GraphBuilder(graph, place, add, report.name)
@@ -129,15 +149,9 @@ def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
     refuse_unless(not c or not a or not b or known, "{} may be a sum over a batch that was broadcast", gradient.name)
 
 
-def _check_memory(add: OpNode, part: GradPart, factors: set[VarNode], before: Sequence[OpNode]) -> None:
-    """What the product keeps until the addition takes little more than its gradient, where anything runs between.
-
-    before  all operators as they stood before the pass
-    """
-    first, last = (f(before, op.rank, key=_rank) for f, op in ((bisect_right, part.product), (bisect_left, add)))
+def _check_kept(add: OpNode, part: GradPart, factors: set[VarNode]) -> None:
+    """What the product keeps until the addition takes little more than its gradient."""
     kept = [v for v in factors if v.pinned is None and v.producer is not None and not _read_from(v, add)]
-    if not kept or all(op.opdef.shows is not None for op in before[first:last]):
-        return
     sizes = [v.type.shape.count(-1) for v in (part.operand, *kept)]
     if any(n != sizes[0] for n in sizes):  # only a run knows which is larger
         return
@@ -154,23 +168,21 @@ def _read_from(v: VarNode, add: OpNode) -> bool:
 
 def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
     """Apply the equations of this file, the last operand of an addition first."""
-    before = list(graph.ops)
+    lives = Lives(graph)
     for add in graph.ops_of(ADDS):
         left: OpNode | None = None if join_slice_grads(graph, add, report) else add
         while left is not None:
             parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]
-            left = _one(graph, left, parts, report, before)
+            left = _one(graph, left, parts, report, lives)
     return len(report.applied)
 
 
-def _one(
-    graph: Graph, add: OpNode, parts: list[GradPart], report: PassReport, before: Sequence[OpNode]
-) -> OpNode | None:
+def _one(graph: Graph, add: OpNode, parts: list[GradPart], report: PassReport, lives: Lives) -> OpNode | None:
     """Replace the first operand that can be; returns the addition of the others, if one is left."""
     refused = []
     for part in parts:
         try:
-            return _accumulate(graph, add, part, report, before)
+            return _accumulate(graph, add, part, report, lives)
         except Refused as no:
             refused.append(str(no))
     if refused:

@@ -27,7 +27,7 @@ from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import get_op
 from minigraph.opdef.body import Member, format_member
 from minigraph.passes.elementwise.groups import is_candidate
-from minigraph.passes.engine.lives import FREE, Lives, LiveStep, bytes_at, step_of
+from minigraph.passes.engine.lives import FREE, Lives, LiveStep, step_of
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.rule import Refused, refuse_unless
 
@@ -151,13 +151,13 @@ def _fitting(
 ) -> list[list[Chain]]:
     """The lists, cut so that the graph needs no more memory; none where the order alone needs more."""
     lists = _Lists(run, order)
-    before, after = lists.steps([]), bytes_at(lists.steps(chosen))
-    if max(after) <= max(bytes_at(before)) or max(after) <= (most := lives.room(before) + FREE):  # as of most
+    before = lists.steps([])
+    if lives.more(before, lists.steps(chosen)) <= FREE:  # as of most
         return chosen
     fitting = list[list[Chain]]()
     for chains in chosen:
         limit, cut = sum(map(_moved, chains)), [chains]
-        while cut and max(bytes_at(lists.steps([*fitting, *cut]))) > most:
+        while cut and lives.more(before, lists.steps([*fitting, *cut])) > FREE:
             limit //= 2
             cut = _cut(chains, limit) if limit else []
         fitting += cut

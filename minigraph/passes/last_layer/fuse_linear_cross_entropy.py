@@ -16,23 +16,20 @@ those whose weight gradient is added to others, where the rows are so few that i
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
-from minigraph.kernels.chunks import Chunking, rows_at_once
+from minigraph.kernels.chunks import Chunking
 from minigraph.passes.engine.ahead import Ahead
-from minigraph.passes.engine.log import Applied, PassReport, bytes_text
+from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.pattern import Match, Mismatch, PatternVar
 from minigraph.passes.engine.redirect import is_unread, take_out, unlink
 from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
 from minigraph.types import TensorType, same
 
 from .linear_head import Head, HeadPattern
-from .unrounded_gradient import keep_sums
+from .memory import FUSED, keep_sums, refuse_more_memory
 from .written_loss import Trail, one_hot_of
-
-FUSED = "fused_linear_cross_entropy"
 
 
 class ClassWeightsPattern:
@@ -83,8 +80,8 @@ class ClassWeights(Rule):
 class LinearCrossEntropy(Rule):
     """softmax_with_cross_entropy(matmul(X, W) + Bias, Label) -> fused_linear_cross_entropy(X, W, Label, Bias)"""
 
-    def __init__(self, root_type: str, chunking: Chunking, accumulates: bool) -> None:
-        self.compiled = HeadPattern(root_type)  # type: ignore[assignment]
+    def __init__(self, graph: Graph, root_type: str, chunking: Chunking, accumulates: bool) -> None:
+        self.compiled, self.graph = HeadPattern(root_type), graph  # type: ignore[assignment]
         self.chunking, self.accumulates = chunking, accumulates
 
     def check(self, head: Head) -> None:
@@ -95,34 +92,7 @@ class LinearCrossEntropy(Rule):
             stop = trail.stop()
             refuse_unless(stop is None, "no gradient flows through {}, but beside it", stop and stop.name)
         refuse_unless(classes > width, f"the scores of {classes} classes are no larger than X with {width} features")
-        self._check_memory(head, width, classes)
-
-    def _check_memory(self, head: Head, width: int, classes: int) -> None:
-        """Refuse where W's gradient is added to others and the operator, which has it early, would keep one more.
-
-        Unfused, a product adds to what is there (fuse_grad_accumulation), or scores wait until a gradient is used up.
-        """
-        source = _before_cast(head.W)
-        readers = [*head.W.consumers, *(source.consumers if source is not head.W else ())]
-        others = [op for op in readers if op is not head.product and op is not head.W.producer and op.grads]
-        heads = 1 + sum(op.type in ("matmul", FUSED) for op in others)
-        trained = any("Y_grad" in grad.outputs for grad in head.product.grads)
-        if not trained or not others or not (self.accumulates or heads > 1):
-            return
-        rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
-        which = f"the gradient of {source.name} is added to that of {others[0].label()}"
-        refuse_unless(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
-        _, own = rows_at_once(rows, width, classes, size, self.chunking, head.Bias is not None)
-        scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
-        added = classes * width * source.type.dtype.itemsize
-        unfused = heads * scores + added
-        fused = max(own + x, 2 * added)
-        if heads > 1:
-            apart = scores + heads * gradient
-            unfused = min(unfused, apart) if self.accumulates else max(unfused, apart)
-            fused = own + (heads - 1) * (gradient + x) + x
-        more = f"{which}: together they take {bytes_text(fused)}, unfused {bytes_text(unfused)}"
-        refuse_unless(fused <= unfused, more)
+        refuse_more_memory(self.graph, head, self.chunking, self.accumulates)
 
     def rewrite(self, g: GraphBuilder, head: Head) -> Any:
         x = head.X
@@ -146,12 +116,6 @@ class LinearCrossEntropy(Rule):
         if head.square is not None:
             results.append(_shaped(g, _times(g, square, head.square_factor), head.square.outputs["Out"][0].type))
         return tuple(results)
-
-
-def _before_cast(v: VarNode) -> VarNode:
-    """The parameter of which `v` is the copy in 16 bits that mixed precision reads; or `v` itself."""
-    op = v.producer
-    return op.inputs["X"][0] if op is not None and op.type == "cast" else v
 
 
 def _times(g: GraphBuilder, x: VarNode, factor: float) -> VarNode:
@@ -264,7 +228,7 @@ def fuse_linear_cross_entropy(
     chunking = Chunking(linear_cross_entropy_chunk_bytes, linear_cross_entropy_chunk_rows)
     applied = apply_rule(graph, ClassWeights(), report)
     for root in ("softmax_with_cross_entropy", "reduce_sum"):  # the loss is an operator, or written out
-        applied += apply_rule(graph, LinearCrossEntropy(root, chunking, fuse_grad_accumulation), report)
+        applied += apply_rule(graph, LinearCrossEntropy(graph, root, chunking, fuse_grad_accumulation), report)
     for op in graph.ops_of([FUSED]):
         applied += join(graph, op, report)
     for op in graph.ops_of([FUSED, f"{FUSED}_grad"]):

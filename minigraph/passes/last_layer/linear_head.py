@@ -34,6 +34,7 @@ class Head:
     square      the operator that computes square_factor * log_sum_exp(scores)^2
     total       the reduce_sum over weight * log-probabilities of the labels; None where an operator gives the loss
     trails      the steps of what is written out of simpler operators
+    ops, kept   all its operators, the one that gives the loss first; the loss, and what else is read of it
     """
 
     Label: VarNode
@@ -52,6 +53,8 @@ class Head:
     total: OpNode | None = None
     weight: float = 1.0
     trails: list[written.Trail] = field(default_factory=list)
+    ops: list[OpNode] = field(default_factory=list)
+    kept: list[VarNode] = field(default_factory=list)
 
 
 class HeadPattern:
@@ -72,6 +75,7 @@ class HeadPattern:
         match.attrs = {"head": head}
         match.kept = [anchor.outputs["Loss" if head.total is None else "Out"][0]]
         match.kept += [op.outputs["Out"][0] for op in (head.prediction, head.square) if op is not None]
+        head.ops, head.kept = [*match.ops.values()], [v for v in match.kept if v is not None]
         return [match], len(walk.ops), ""
 
 

@@ -143,11 +143,19 @@ def value_buffers(schedule: Schedule, sharing: Sharing) -> ValueBuffers:
     return made
 
 
+def _freed_by(step: Step, slot: int) -> int:
+    """The value that need not be kept when output number `slot` is written (`OpDef.frees`); -1 for none."""
+    opdef = step.op.opdef
+    name = opdef.frees.get(opdef.outputs[slot].name)
+    found = step.inputs[opdef.input_names.index(name)] if name is not None else None
+    return found if isinstance(found, int) else -1
+
+
 def _take_over(schedule: Schedule, made: Sharing, position: int, step: Step) -> None:
     """Let outputs of a pointwise kernel be the memory of inputs that nobody reads later.
 
     Each of its threads reads all that it needs before it writes; kernels of other forms may not, but for those of
-    operators with the trait in_place.
+    operators with the trait in_place. An output that frees a larger input is better off somewhere else.
     """
     values, opdef = schedule.values, step.op.opdef
 
@@ -159,9 +167,12 @@ def _take_over(schedule: Schedule, made: Sharing, position: int, step: Step) -> 
     free = [i for i in dict.fromkeys(step.read) if is_temporary(i) and dies(step, position, values, i)]
     for slot, output in enumerate(step.outputs):
         named = named_input(step, slot)
-        others = [] if opdef.outputs[slot].name in opdef.inplace and not opdef.is_expression else free
+        others = [] if opdef.inplace and not opdef.is_expression else free
+        freed = _freed_by(step, slot)
         for place, index in enumerate(flat([output])):
             if values[index].persistable:
+                continue
+            if freed in free and values[freed].type.nbytes > values[index].type.nbytes:
                 continue
             own = named[place : place + 1] if isinstance(named, list) else flat([named])
             fitting = (i for i in (*own, *others) if i in free and values[i].type == values[index].type)

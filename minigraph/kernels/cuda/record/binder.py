@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.kernels.chunks import WORKSPACE
+from minigraph.kernels.chunks import workspace
 
 from .buffer import Arena, Buffer, Table, Words, owner
 from .call import Call
 from .calls import ARGUMENTS, Choice, Copy, Fill, Gemm, HostCall, Launch
 from .compile import full_source
 from .symbolic import scalar
-
-SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class Binder:
     def gemm(self, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
         """A product through cuBLASLt."""
         call = Gemm(a, b, c, **facts)
-        room = workspace_of(call)
+        room = workspace(call.m * call.n * call.batch)
         call.workspace = shared = self.workspace or self.scratch((room,), np.uint8)
         shared.shape = (max(room, shared.nbytes),)
         self.calls.append(call)
@@ -232,12 +230,6 @@ class Binder:
                 break
         self.calls, self.workspace = calls, workspace
         self.calls.append(Choice(made, self.step))
-
-
-def workspace_of(call: Gemm) -> int:
-    """Bytes for a product: a large one has no use for more than that, its sums are not split."""
-    least, most = WORKSPACE
-    return min(max(least, SPLITS * 4 * call.m * call.n * call.batch), most)
 
 
 def i64(value: int) -> Any:

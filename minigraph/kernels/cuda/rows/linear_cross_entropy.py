@@ -3,8 +3,10 @@
     slab[C, V] = X W + Bias      the product writes the scores of C rows
     loss_and_gradient            reads them, writes Loss, and in their place their gradient times DLoss
     DBias                        column sums of the slab, those of several chunks summed at the end
-    DX = slab W^T                a product for the rows of the chunk
+    DX = slab W^T                a product for the rows of the chunk; a copy of W in 16 bits may end here
     DW += X^T slab               a product that adds to its result; the first chunk's overwrites it
+
+Where DX lies in X's memory, these two change places.
 
 Sums over chunks are float32 for 16-bit operands unless asked otherwise, so results do not depend on the chunks. A DW
 of 16 bits is written by the product where one chunk has all rows; else it is rounded from float32 sums when the last
@@ -18,7 +20,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from minigraph.kernels.chunks import Chunking, rows_at_once
+from minigraph.kernels.chunks import Chunking, chunk_of
 from minigraph.kernels.cuda.elementwise.pointwise import bind_pointwise, compute_type
 from minigraph.kernels.cuda.elementwise.reduce import bind_column_sum, power_of_two
 from minigraph.kernels.cuda.matmul.gemm import HALVES
@@ -62,9 +64,7 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
         return
     rounded = dw is not None and dw.dtype in HALVES and attrs["accumulate_dtype"] != dw.dtype
     how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
-    step = how.step(rows, classes, x.dtype.itemsize)
-    if rounded:
-        step, _ = rows_at_once(rows, inner, classes, x.dtype.itemsize, how, dbias is not None)
+    step, _ = chunk_of(rows, inner, classes, x.dtype.itemsize, how, rounded, dbias is not None)
     chunks = [Chunk(start, min(step, rows - start)) for start in range(0, rows, step)]
     slab = binder.scratch((step, classes), x.dtype)
     sums = dbias
@@ -80,13 +80,7 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
         if sums is not None:  # before DW takes memory
             offset = number * classes * sums.dtype.itemsize if sums is not dbias else 0
             bind_column_sum(binder, d, sums.view((classes,), offset=offset))
-        if dx is not None:
-            shape = {"m": chunk.rows, "n": inner, "k": classes}
-            binder.gemm(d, w, chunk.of(dx, inner), trans_b=not trans_w, **shape)
-        if total is not None:
-            a, b = (d, part) if trans_w else (part, d)
-            shape = {"m": a.shape[1], "n": b.shape[1], "k": chunk.rows}
-            binder.gemm(a, b, total, trans_a=True, beta=1.0 if number else 0.0, **shape)
+        _gradients(binder, d, part, w, chunk.of(dx, inner), total, trans_w, first=number == 0, over=dx is x)
     if dw is not None and total is not None and total is not dw:
         bind_pointwise(binder, {"Out": dw}, {"X": total}, {"Out": "X"})
     if sums is not None and dbias is not None and sums is not dbias:
@@ -94,6 +88,25 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
 
 
 fused_linear_cross_entropy_grad = fused_linear_cross_entropy  # without Loss; the products are the same
+
+
+def _gradients(
+    binder: Binder, d: Buffer, x: Buffer, w: Buffer, dx: Buffer | None, total: Buffer | None, trans_w: bool,
+    first: bool, over: bool,
+) -> None:  # fmt: skip
+    """DX of a chunk, and what it adds to DW: in this order, unless DX lies where X does."""
+
+    def rows() -> None:
+        if dx is not None:
+            binder.gemm(d, w, dx, trans_b=not trans_w, m=d.shape[0], n=x.shape[1], k=d.shape[1])
+
+    def sums() -> None:
+        if total is not None:
+            a, b = (d, x) if trans_w else (x, d)
+            binder.gemm(a, b, total, trans_a=True, beta=0.0 if first else 1.0, m=a.shape[1], n=b.shape[1], k=d.shape[0])
+
+    for record in (sums, rows) if over else (rows, sums):
+        record()
 
 
 def _scores(binder: Binder, x: Buffer, w: Buffer, bias: Buffer | None, z: Buffer, trans_w: bool) -> None:
