@@ -3,8 +3,8 @@
     python -m bench.long_life [--programs 5000] [--only ARM]     writes bench/results/long_life.json
 
 Each arm is a process of its own: one Executor and Scope for all programs, or fresh ones for each; with the passes or
-without. MiB of resident memory are noted at ten places on the way, with nothing collected by hand; flat is the second half
-against the first.
+without. MiB of resident memory are noted at ten places on the way, with nothing collected by hand; flat is the second
+half against the first.
 """
 
 from __future__ import annotations

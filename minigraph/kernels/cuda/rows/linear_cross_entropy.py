@@ -73,6 +73,7 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
     total = dw
     if dw is not None and rounded and len(chunks) > 1:
         total = binder.scratch(dw.shape, float32)
+    over = dx is not None and owner(dx) is owner(x)
     for number, chunk in enumerate(chunks):
         part, d = chunk.of(x, inner), slab.view((chunk.rows, classes))
         _scores(binder, part, w, ins.get("Bias"), d, trans_w)
@@ -80,7 +81,7 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
         if sums is not None:  # before DW takes memory
             offset = number * classes * sums.dtype.itemsize if sums is not dbias else 0
             bind_column_sum(binder, d, sums.view((classes,), offset=offset))
-        _gradients(binder, d, part, w, chunk.of(dx, inner), total, trans_w, first=number == 0, over=dx is x)
+        _gradients(binder, d, part, w, chunk.of(dx, inner), total, trans_w, first=number == 0, over=over)
     if dw is not None and total is not None and total is not dw:
         bind_pointwise(binder, {"Out": dw}, {"X": total}, {"Out": "X"})
     if sums is not None and dbias is not None and sums is not dbias:
