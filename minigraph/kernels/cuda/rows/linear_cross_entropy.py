@@ -25,7 +25,7 @@ from minigraph.kernels.cuda.elementwise.pointwise import bind_pointwise, compute
 from minigraph.kernels.cuda.elementwise.reduce import bind_column_sum, power_of_two
 from minigraph.kernels.cuda.matmul.gemm import HALVES
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
-from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
+from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer, owner
 from minigraph.kernels.cuda.record.compile import full_source, read_source
 from minigraph.types import float32, float64
 
