@@ -20,21 +20,19 @@ def to_graph(
     """The Graph of a program, or of some of its operators; an operator's rank is its position."""
     graph = kind(program.name, (*fetches, *program.fetched), program.vars)
     nodes: dict[int, OpNode] = {}
-    newest = graph.newest
+    newest: dict[Variable, VarNode] = {}
 
     def given(v: Variable) -> VarNode:
         """What a variable holds before this run: version 0."""
-        name = v._name
-        node = newest[name] = VarNode(graph, name, v.type, v)
+        node = newest[v] = VarNode(graph, v._name, v.type, v)
         node.given = True
         return node
 
     def write(v: Variable) -> VarNode:
-        name = v._name
-        before = newest.get(name)
+        before = newest.get(v)
         if before is None and v._persistable:
             before = given(v)
-        node = newest[name] = VarNode(graph, name, v.type, v, before)
+        node = newest[v] = VarNode(graph, v._name, v.type, v, before)
         return node
 
     for position, op in enumerate(program.ops if ops is None else ops):
@@ -43,9 +41,9 @@ def to_graph(
         for slot, vs in op.inputs.items():
             if len(vs) == 1:  # as in most slots: a comprehension would take twice as long
                 (v,) = vs
-                inputs[slot] = [newest.get(v._name) or given(v)]
+                inputs[slot] = [newest.get(v) or given(v)]
             else:
-                inputs[slot] = [newest.get(v._name) or given(v) for v in vs]
+                inputs[slot] = [newest.get(v) or given(v) for v in vs]
         for slot, vs in op.outputs.items():
             outputs[slot] = [write(vs[0])] if len(vs) == 1 else [write(v) for v in vs]
         nodes[id(op)] = node = OpNode(
@@ -54,6 +52,7 @@ def to_graph(
             number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
         graph.put(node)
+    graph.newest = {node.name: node for node in newest.values()}
     return graph
 
 

@@ -37,7 +37,7 @@ class VarNode:
     given                           the value exists before the first operator: fed, or persistable
     previous_version, next_version  the versions before and after this one, None where there is none
     producer                        the operator that writes it; None for feeds and first versions of persistables
-    read_by                         the operators that read it and where, {operator: {(slot, index): None}}
+    read_by                         the operators that read it and where, {operator: its (slot, index)}
     """
 
     __slots__ = (
@@ -215,12 +215,9 @@ class Graph(Adjacency):
         self.nodes[op] = self._by_type[op.type][op] = None
         self._sorted, single = None, self._single
         for slot, vs in op.inputs.items():
-            for i, v in enumerate(vs):
+            for v, edge in zip(vs, single[slot] if len(vs) == 1 else single.first(slot, len(vs))):
                 readers = v.read_by
-                if op in readers:
-                    readers[op] = self._with(readers[op], (slot, i))
-                else:
-                    readers[op] = single[slot, i]
+                readers[op] = edge if op not in readers else self._with(readers[op], *edge)
         for vs in op.outputs.values():
             for v in vs:
                 v.producer = op
@@ -319,7 +316,7 @@ class Graph(Adjacency):
         for op, positions in v.read_by.items():
             for slot, i in positions:
                 op.inputs[slot][i] = into
-            readers[op] = {**readers[op], **positions} if op in readers else positions
+            readers[op] = dict.fromkeys((*readers[op], *positions)) if op in readers else positions
             self.changed[op] = None
         v.read_by.clear()
         self.remove_var(v)
