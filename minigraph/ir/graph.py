@@ -111,7 +111,7 @@ class OpNode:
 
     def __init__(
         self, opdef: OpDef, inputs: dict[str, list[VarNode]], outputs: dict[str, list[VarNode]],
-        attrs: dict[str, Any], *, rank: Rank, role: str = "forward", forward: OpNode | None = None,
+        attrs: dict[str, Any], rank: Rank, role: str = "forward", forward: OpNode | None = None,
         grad_slot: str | None = None, site: CallSite | None = None, number: int = 0,
         scope_name: str = "", rewriter: str | None = None,
     ) -> None:  # fmt: skip
@@ -136,10 +136,13 @@ class OpNode:
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
         opdef, read = self.opdef, v.read_by.get(self)
-        if read is None or not (opdef.no_need_buffer or opdef.read_for):  # as of most operators
+        if opdef.reads_all or read is None:
             return read is not None
         shapes_only = opdef.unread(self.outputs)
-        return not shapes_only.issuperset([slot for slot, _ in read])
+        for slot, _ in read:
+            if slot not in shapes_only:
+                return True
+        return False
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)

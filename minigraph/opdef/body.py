@@ -68,9 +68,9 @@ def format_member(member: Member) -> str:
         f"{s.name}={names[0]}" if not s.variadic else f"{s.name}=[{', '.join(names)}]"
         for s in opdef.inputs if (names := member.inputs.get(s.name))
     ]  # fmt: skip
-    given = {n: (_word(member.attrs[n]), a.default) for n, a in opdef.attrs.items()}
-    shown = {n: word for n, (word, default) in given.items() if default is NO_DEFAULT or word != _word(default)}
-    attrs = f" {{{', '.join(f'{n}={v}' for n, v in shown.items())}}}" if shown else ""
+    others = [(n, _word(value), a) for n, a in opdef.attrs.items() if (value := member.attrs[n]) is not a.default]
+    shown = [f"{n}={word}" for n, word, a in others if a.default is NO_DEFAULT or word != _word(a.default)]
+    attrs = f" {{{', '.join(shown)}}}" if shown else ""
     number = f" number {member.number}" if "random" in opdef.traits else ""
     return f"{', '.join(outs)} = {opdef.type}({', '.join(args)}){attrs}{number}"
 

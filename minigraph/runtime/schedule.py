@@ -133,7 +133,7 @@ class Schedule:
         self.advice = None
         if prune and any(op.role == "optimize" for op in ops):
             self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"
-        self.wanted = {*self.fetches, *(v._name for op in ops for vs in op.inputs.values() for v in vs)}
+        self.read = {v for op in ops for vs in op.inputs.values() for v in vs}
         for op in ops:
             self._add_step(op)
         self._kinds.clear()  # from here on types may be others
@@ -239,7 +239,8 @@ class Schedule:
         """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
         if op.opdef.all_optional:
             return False
-        return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
+        outputs = op.outputs.get(slot.name, ())
+        return not any(v in self.read or v.persistable or v.name in self.fetches for v in outputs)
 
     def _check_feed_is_used(self, op: Operator, written: Variable) -> None:
         """A value that is fed for a computed variable must be read before it is overwritten."""
