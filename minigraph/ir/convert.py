@@ -78,7 +78,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     for op, name, sub in sub_programs(operators.values()):
         op.attrs[name] = sub if sub.parent is None else sub.clone()
         op.attrs[name].parent = program
-    block.fill(variables.values(), operators.values())
+    block.fill(variables, operators.values())
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
     program.numbered = next_number(block.ops)
     return program

@@ -124,7 +124,7 @@ class Schedule:
         self.program, self.fetches = program, tuple(fetches)
         self.values: list[Value] = []
         self.current: dict[str, int] = {}
-        self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
+        self.feeds = {name: self._fed(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
         self._kinds: dict[tuple[Any, ...], StepKind] = {}  # while types and attributes are what they are
@@ -141,10 +141,10 @@ class Schedule:
         self.remarks = show(self)
         _find_lives(self)
 
-    def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
-        index = len(self.values)
-        self.values.append(Value(name, type, producer, persistable, -1, index))
-        self.current[name] = index
+    def _fed(self, name: str, type: TensorType) -> int:
+        """The value of a feed."""
+        index = self.current[name] = len(self.values)
+        self.values.append(Value(name, type, -1, False, -1, index))
         return index
 
     def _read(self, name: str) -> int:
@@ -159,7 +159,8 @@ class Schedule:
                 raise UninitializedError(
                     f"{v} is read before an operator writes it, and not all of its sizes are declared", site=v.site
                 )
-            index = self.persistables[name] = self._new_value(name, v.type, persistable=True)
+            index = self.current[name] = self.persistables[name] = len(self.values)
+            self.values.append(Value(name, v.type, -1, True, -1, index))
             return index
         if v.is_data:
             raise MISSING_FEED(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)

@@ -57,7 +57,8 @@ class FusionGroup:
     def reads(self) -> list[VarNode]:
         """The values from outside that members read, in the order of their first use; as they were at first."""
         if self._reads is None:
-            values, inside = dict[VarNode, None](), self.inside
+            values: dict[VarNode, None] = {}
+            inside = self.inside
             for op in self.ops:
                 for vs in op.inputs.values():
                     for v in vs:

@@ -97,7 +97,10 @@ class Operators:
         slots = self._slots(step)
         given = given_in(slots, binder.outside)
         key = Key(what, given)
-        copied, templates = self._copied(key, given), self.resized.templates(what, given)
+        copied = self._copied(key, given)
+        if copied and outline is None:
+            return
+        templates = self.resized.templates(what, given)
         if not copied and not self._sized(templates, what, given, step):
             self._bound(templates, key, given, step, slots)
         if outline is not None and self.as_laid:
