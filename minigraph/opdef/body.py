@@ -180,6 +180,7 @@ def output_names(members: Sequence[Member]) -> list[str]:
 
 
 WHOLE, ROW, COLUMN, SUM = "whole", "row", "column", "sum"
+POINTWISE = frozenset({"elementwise", "pointwise"})
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class BodyLayout:
 
 def is_pointwise(opdef: OpDef) -> bool:
     """Whether an element of the outputs depends on the inputs' elements at its place alone."""
-    return not opdef.traits.isdisjoint({"elementwise", "pointwise"})
+    return not opdef.traits.isdisjoint(POINTWISE)
 
 
 def places_y(member: Member, types: Mapping[str, TensorType]) -> bool:

@@ -9,7 +9,6 @@ value of its own, and the life of each value is computed. Plans turn a Schedule 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,7 +64,7 @@ class Step:
     in_place: list[Any] = field(default_factory=list)  # as outputs: the value whose array is updated, or None
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
-    shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
+    shown: tuple[dict[int, int], frozenset[int]] | None = None  # how many values that are read show each root; these
     typed: dict[int, list[int]] | None = None
     _updates: tuple[list[Any], list[tuple[int, int]]] | None = None  # for which `in_place`
 
@@ -306,9 +305,13 @@ def _overwritten(schedule: Schedule, step: Step, position: int, i: int | None) -
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
     """Whether no input but value i itself shows its memory: another one would be overwritten before it is read."""
     if step.shown is None:
-        step.shown = Counter(values[j].root for j in step.read), frozenset(step.read)
+        showing: dict[int, int] = {}
+        for j in step.read:
+            root = values[j].root
+            showing[root] = showing.get(root, 0) + 1
+        step.shown = showing, frozenset(step.read)
     roots, read = step.shown
-    return roots[values[i].root] <= (i in read)
+    return roots.get(values[i].root, 0) <= (i in read)
 
 
 def dies(step: Step, position: int, values: Sequence[Value], i: int) -> bool:
