@@ -139,10 +139,7 @@ class OpNode:
         if opdef.reads_all or read is None:
             return read is not None
         shapes_only = opdef.unread(self.outputs)
-        for slot, _ in read:
-            if slot not in shapes_only:
-                return True
-        return False
+        return not shapes_only.issuperset([slot for slot, _ in read])
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)
@@ -218,9 +215,10 @@ class Graph(Adjacency):
         self.nodes[op] = self._by_type[op.type][op] = None
         self._sorted, single = None, self._single
         for slot, vs in op.inputs.items():
-            for v, edge in zip(vs, single[slot] if len(vs) == 1 else single.first(slot, len(vs))):
+            edges = single[slot] if len(vs) == 1 else single.first(slot, len(vs))
+            for i, v in enumerate(vs):
                 readers = v.read_by
-                readers[op] = edge if op not in readers else self._with(readers[op], *edge)
+                readers[op] = edges[i] if op not in readers else self._with(readers[op], (slot, i))
         for vs in op.outputs.values():
             for v in vs:
                 v.producer = op

@@ -68,9 +68,10 @@ def constant_folding(graph: Graph, report: PassReport) -> int:
 
 def _is_constant(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
     """Whether all that matters to `op` is known: values, or shapes where only these are used."""
+    opdef = op.opdef
     for slot, vs in op.inputs.items():
         for v in vs:
-            if v not in known and (op.opdef.reads_all or not v.type.is_static or slot not in op.opdef.unread(op.outputs)):
+            if v not in known and (opdef.reads_all or not v.type.is_static or slot not in opdef.unread(op.outputs)):
                 return False
     return True
 
