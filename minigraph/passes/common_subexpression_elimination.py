@@ -78,7 +78,7 @@ def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
 
 def _similar(op: OpNode) -> Hashable:
     """Equal for operators that compute the same, found in less time than `_key`; most have no similar one."""
-    return (op.type, frozenset(op.input_vars)) if "commutative" in op.opdef.traits else (op.type, *op.input_vars)
+    return op.type, frozenset(op.input_vars)
 
 
 def _key(op: OpNode) -> Hashable:
