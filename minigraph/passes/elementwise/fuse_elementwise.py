@@ -83,8 +83,10 @@ def _borrow_shapes(graph: Graph, op: OpNode, shapes: SameShapes) -> None:
     unread = op.opdef.unread(op.outputs)
     for slot in [slot for slot in op.inputs if slot in unread]:
         for i, v in enumerate(op.inputs[slot]):
-            like = next((x for x in op.input_vars if op.reads_values_of(x) and x.type == v.type), None)
-            if like is not None and v.producer is not None and shapes.same(like, v):
+            if v.producer is None:
+                continue
+            like = next((x for x in op.input_vars if x.type == v.type and op.reads_values_of(x)), None)
+            if like is not None and shapes.same(like, v):
                 unlink(graph, op)
                 graph.set_input(op, slot, i, like)
                 take_out_unread(graph, [v.producer])

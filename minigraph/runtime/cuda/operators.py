@@ -129,11 +129,11 @@ class Operators:
 
     def _copied(self, key: Key, given: GivenBuffers) -> bool:
         """Copies of the calls of an operator like this one, where one is known."""
-        copies = self.repeats.again(key, given.roots)
-        if copies is None:
+        found = self.repeats.again(key, given.roots)
+        if found is None:
             return False
-        self.binder.calls += copies
-        self.patterns.append(self.repeats.known[key].pattern)
+        self.binder.calls += found[0]
+        self.patterns.append(found[1])
         return True
 
     def _sized(
