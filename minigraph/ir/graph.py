@@ -37,7 +37,7 @@ class VarNode:
     given                           the value exists before the first operator: fed, or persistable
     previous_version, next_version  the versions before and after this one, None where there is none
     producer                        the operator that writes it; None for feeds and first versions of persistables
-    read_by                         the operators that read it and where, {operator: its (slot, index)}
+    read_by                         the operators that read it and where, {operator: positions (slot, index)}
     """
 
     __slots__ = (
