@@ -99,6 +99,20 @@ def _touching(touched: Touched, order: Iterable[int]) -> dict[int, list[int]]:
     return touching
 
 
+def _growth(
+    blocks: Iterable[int], live: set[int], accessors: Mapping[int, set[int]], sizes: Mapping[int, int],
+    kept: Collection[int],
+) -> int:  # fmt: skip
+    """Bytes that are live after a unit that touches these blocks, and not before it."""
+    change = 0
+    for b in blocks:
+        if b not in live:
+            change += sizes[b]
+        if len(accessors[b]) == 1 and b not in kept:
+            change -= sizes[b]
+    return change
+
+
 def greedy(
     touched: Touched, before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
     kept: Collection[int],
@@ -118,14 +132,7 @@ def greedy(
     urgent: list[tuple[int, int]] = []
 
     def growth(i: int) -> int:
-        """Bytes that are live after a unit, and not before it."""
-        change = 0
-        for b in touched[i]:
-            if b not in live:
-                change += sizes[b]
-            if len(accessors[b]) == 1 and b not in kept:
-                change -= sizes[b]
-        return change
+        return _growth(touched[i], live, accessors, sizes, kept)
 
     def look(i: int) -> None:
         if missing[i] == 0 and not done[i]:
