@@ -102,6 +102,7 @@ def timed(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     """(seconds of this process, result), the best of some repeats; wall time where nothing else runs."""
     best, result = float("inf"), None
     for _ in range(repeats):
+        result = None  # what the repeat before made goes outside of the time
         gc.collect()
         start = time.process_time()
         result = work()

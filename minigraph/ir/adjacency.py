@@ -8,19 +8,25 @@ passes of a small program. Only this file and `graph.py` change edges.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 Position = tuple[str, int]  # slot, index in it
-Edges = dict[Position, None]  # between two nodes; a single edge is shared, several belong to their two nodes
+Edges = Collection[Position]  # between two nodes: a single one in a tuple, which is shared, several as keys of a dict
 
 
-class _Single(dict[Position, Edges]):
-    """The edge at a position, where it is the only one between two nodes: all of these share it."""
+class _Single(dict[str, list[Edges]]):
+    """For each slot the edges at its positions, where they are the only ones between two nodes: all share these."""
 
-    def __missing__(self, at: Position) -> Edges:
-        self[at] = {at: None}
-        return self[at]
+    def __missing__(self, slot: str) -> list[Edges]:
+        self[slot] = [((slot, 0),)]
+        return self[slot]
+
+    def first(self, slot: str, number: int) -> list[Edges]:
+        """Those at so many positions from the first one on, or more."""
+        edges = self[slot]
+        edges += [((slot, i),) for i in range(len(edges), number)]
+        return edges
 
 
 class Versions:
@@ -120,17 +126,17 @@ class Adjacency(Versions):
                 return f"{v.name} is updated in place before"
         return None
 
-    def _with(self, edges: Edges, at: Position) -> Edges:
+    def _with(self, edges: Any, at: Position) -> Edges:
         """The edges between two nodes and one more."""
         if len(edges) == 1:
-            return {**edges, at: None}
+            return {**dict.fromkeys(edges), at: None}
         edges[at] = None  # an update of 10,000 tensors may read one value for all
         return edges
 
     def _connect(self, v: Any, op: Any, slot: str, index: int) -> None:
         """Add the edge of a value that is read."""
         edges = v.read_by.get(op)
-        v.read_by[op] = self._single[slot, index] if edges is None else self._with(edges, (slot, index))
+        v.read_by[op] = ((slot, index),) if edges is None else self._with(edges, (slot, index))
 
     def _disconnect(self, v: Any, op: Any, slot: str, index: int) -> None:
         """Remove the edge of a value that is read."""
@@ -138,7 +144,6 @@ class Adjacency(Versions):
         if len(edges) == 1:
             del v.read_by[op]
         elif len(edges) == 2:
-            (left,) = (at for at in edges if at != (slot, index))
-            v.read_by[op] = self._single[left]
+            v.read_by[op] = tuple([at for at in edges if at != (slot, index)])
         else:
             del edges[slot, index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minigraph.program import Block, Operator, Program, Variable, copy_var
@@ -20,40 +20,33 @@ def to_graph(
     """The Graph of a program, or of some of its operators; an operator's rank is its position."""
     graph = kind(program.name, (*fetches, *program.fetched), program.vars)
     nodes: dict[int, OpNode] = {}
-    newest = graph.newest
+    newest: dict[Variable, VarNode] = {}
 
     def given(v: Variable) -> VarNode:
         """What a variable holds before this run: version 0."""
-        name = v._name
-        node = newest[name] = VarNode(graph, name, v.type, v)
+        node = newest[v] = VarNode(graph, v._name, v.type, v)
         node.given = True
-        return node
-
-    def write(v: Variable) -> VarNode:
-        name = v._name
-        before = newest.get(name)
-        if before is None and v._persistable:
-            before = given(v)
-        node = newest[name] = VarNode(graph, name, v.type, v, before)
         return node
 
     for position, op in enumerate(program.ops if ops is None else ops):
         inputs: dict[str, list[VarNode]] = {}
         outputs: dict[str, list[VarNode]] = {}
         for slot, vs in op.inputs.items():
-            if len(vs) == 1:  # as in most slots: a comprehension would take twice as long
-                (v,) = vs
-                inputs[slot] = [newest.get(v._name) or given(v)]
-            else:
-                inputs[slot] = [newest.get(v._name) or given(v) for v in vs]
+            inputs[slot] = read = []
+            for v in vs:
+                read.append(newest.get(v) or given(v))
         for slot, vs in op.outputs.items():
-            outputs[slot] = [write(vs[0])] if len(vs) == 1 else [write(v) for v in vs]
-        nodes[id(op)] = node = OpNode(
-            op.opdef, inputs, outputs, op.attrs.copy(), rank=(position,), role=op.role,
-            forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
-            number=op.number, scope_name=op.scope_name,
+            outputs[slot] = written = []
+            for v in vs:
+                before = newest.get(v) or (given(v) if v._persistable else None)
+                node = newest[v] = VarNode(graph, v._name, v.type, v, before)
+                written.append(node)
+        made = nodes[id(op)] = OpNode(
+            op.opdef, inputs, outputs, op.attrs.copy(), (position,), op.role, nodes.get(id(op.forward)),
+            op.grad_slot, op.site, op.number, op.scope_name,
         )  # fmt: skip
-        graph.put(node)
+        graph.put(made)
+    graph.newest = {node.name: node for node in newest.values()}
     return graph
 
 
@@ -64,40 +57,31 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.before = source
     block = program.global_block()
     used: dict[str, TensorType] = {}
-    for v in graph.variables:
-        if (v.read_by or v.producer is not None) and v.name not in used:  # the newest version comes first
-            used[v.name] = v.type
+    for name, v in graph.newest.items():
+        while v is not None and v.producer is None and not v.read_by:
+            v = v.previous_version
+        if v is not None:
+            used[name] = v.type
     variables: dict[str, Variable] = {}
     for name, v in list(source.vars.items()):  # to which another thread may add
         type = used.get(name)
         if type is v.type or v._persistable or v.is_data or type == v.type or name in source.fetched:
             variables[name] = copy_var(v, block)  # else a pass has given the name of what is gone to another value
 
-    own = _Variables(block, variables)
     operators: dict[OpNode, Operator] = {}
     for op in graph.ops:
-        operators[op] = _operator(op, block, own.__getitem__, operators)
+        for vs in op.outputs.values():
+            for v in vs:
+                if v.name not in variables:
+                    variables[v.name] = new_variable(block, v.name, v.type)
+        operators[op] = _operator(op, block, variables, operators)
     for op, name, sub in sub_programs(operators.values()):
         op.attrs[name] = sub if sub.parent is None else sub.clone()
         op.attrs[name].parent = program
-    block.fill(variables.values(), operators.values())
+    block.fill(variables, operators.values())
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
     program.numbered = next_number(block.ops)
     return program
-
-
-class _Variables(dict[VarNode, Variable]):
-    """The Variable of each value, those of `known` by their names; what is not known is made at the first look."""
-
-    def __init__(self, block: Block, known: dict[str, Variable]) -> None:
-        self.block, self.known = block, known
-
-    def __missing__(self, node: VarNode) -> Variable:
-        v = self.known.get(node.name)
-        if v is None:
-            v = self.known[node.name] = new_variable(self.block, node.name, node.type)
-        self[node] = v
-        return v
 
 
 def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator]) -> None:
@@ -126,7 +110,8 @@ def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator
 
     operators: dict[OpNode, Operator] = {}
     for node in graph.ops:
-        op, before = _operator(node, block, variable, operators), known.get(node)
+        variables = {v.name: variable(v) for v in (*node.input_vars, *node.output_vars)}
+        op, before = _operator(node, block, variables, operators), known.get(node)
         same = before is not None and before.forward is op.forward and _is_same_call(op, before)
         operators[node] = before if before is not None and same else op
     differentiated = {id(v) for op in program.ops if op.opdef.differentiable for v in op.output_vars}
@@ -144,17 +129,22 @@ def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator
 
 
 def _operator(
-    node: OpNode, block: Block, variable: Callable[[VarNode], Variable], known: Mapping[OpNode, Operator]
+    node: OpNode, block: Block, variables: Mapping[str, Variable], known: Mapping[OpNode, Operator]
 ) -> Operator:
-    """The Operator of a node; `known` has those before it."""
+    """The Operator of a node; `variables` are by their names, and `known` has the Operators before it."""
     attrs = node.attrs if "control" not in node.opdef.traits else dict(node.attrs)  # whose blocks will be others
+    forward = known.get(node.forward) if node.forward is not None else None
     return Operator(
-        block, node.opdef,
-        FixedSlots({slot: SlotVars(map(variable, vs)) for slot, vs in node.inputs.items()}),
-        FixedSlots({slot: SlotVars(map(variable, vs)) for slot, vs in node.outputs.items()}),
-        attrs, role=node.role, forward=known.get(node.forward) if node.forward else None,
-        grad_slot=node.grad_slot, site=node.site, number=node.number, scope_name=node.scope_name,
+        block, node.opdef, _slots(node.inputs, variables), _slots(node.outputs, variables), attrs, node.role, forward,
+        node.grad_slot, node.site, node.number, node.scope_name,
     )  # fmt: skip
+
+
+def _slots(nodes: Mapping[str, list[VarNode]], variables: Mapping[str, Variable]) -> FixedSlots:
+    slots: dict[str, SlotVars] = {}
+    for slot, vs in nodes.items():
+        slots[slot] = SlotVars((variables[vs[0].name],) if len(vs) == 1 else [variables[v.name] for v in vs])
+    return FixedSlots(slots)
 
 
 def _is_same_call(new: Operator, old: Operator) -> bool:

@@ -37,7 +37,7 @@ class VarNode:
     given                           the value exists before the first operator: fed, or persistable
     previous_version, next_version  the versions before and after this one, None where there is none
     producer                        the operator that writes it; None for feeds and first versions of persistables
-    read_by                         the operators that read it and where, {operator: {(slot, index): None}}
+    read_by                         the operators that read it and where, {operator: positions (slot, index)}
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class OpNode:
 
     def __init__(
         self, opdef: OpDef, inputs: dict[str, list[VarNode]], outputs: dict[str, list[VarNode]],
-        attrs: dict[str, Any], *, rank: Rank, role: str = "forward", forward: OpNode | None = None,
+        attrs: dict[str, Any], rank: Rank, role: str = "forward", forward: OpNode | None = None,
         grad_slot: str | None = None, site: CallSite | None = None, number: int = 0,
         scope_name: str = "", rewriter: str | None = None,
     ) -> None:  # fmt: skip
@@ -136,7 +136,7 @@ class OpNode:
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
         opdef, read = self.opdef, v.read_by.get(self)
-        if read is None or not (opdef.no_need_buffer or opdef.read_for):  # as of most operators
+        if opdef.reads_all or read is None:
             return read is not None
         shapes_only = opdef.unread(self.outputs)
         return not shapes_only.issuperset([slot for slot, _ in read])
@@ -215,12 +215,10 @@ class Graph(Adjacency):
         self.nodes[op] = self._by_type[op.type][op] = None
         self._sorted, single = None, self._single
         for slot, vs in op.inputs.items():
+            edges = single[slot] if len(vs) == 1 else single.first(slot, len(vs))
             for i, v in enumerate(vs):
                 readers = v.read_by
-                if op in readers:
-                    readers[op] = self._with(readers[op], (slot, i))
-                else:
-                    readers[op] = single[slot, i]
+                readers[op] = edges[i] if op not in readers else self._with(readers[op], (slot, i))
         for vs in op.outputs.values():
             for v in vs:
                 v.producer = op
@@ -319,7 +317,7 @@ class Graph(Adjacency):
         for op, positions in v.read_by.items():
             for slot, i in positions:
                 op.inputs[slot][i] = into
-            readers[op] = {**readers[op], **positions} if op in readers else positions
+            readers[op] = dict.fromkeys((*readers[op], *positions)) if op in readers else positions
             self.changed[op] = None
         v.read_by.clear()
         self.remove_var(v)

@@ -221,7 +221,7 @@ def program_of(states: Mapping[int, OpState], source: Program) -> Program:
     for op, name, sub in sub_programs(operators.values()):
         op.attrs[name] = sub.clone()
         op.attrs[name].parent = program
-    block.fill(variables.values(), operators.values())
+    block.fill(variables, operators.values())
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
     program.numbered = next_number(block.ops)
     return program

@@ -41,6 +41,7 @@ def verify_changes(graph: Graph, after: str) -> None:
                 _verify_vars(graph, [node], after)
         elif node in graph:
             _verify_op(graph, node, after)
+            _verify_readers(node, after)
             _verify_edges(node, after)
             _verify_types(node, after, set())
 
@@ -78,12 +79,17 @@ def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
             earlier = v.previous_version
             if earlier is not None and earlier.producer is not None and earlier.producer.rank >= rank:
                 problem = problem or f"{v.name} is written before its earlier version"
-            for reader in v.read_by:
-                if reader.rank <= rank:
-                    problem = problem or f"{v.name} is read before by {reader.type}"
     if op.forward is not None and op.forward not in graph.nodes:
         problem = problem or f"its forward operator {op.forward.label()} is gone"
     _raise(problem, op, after)
+
+
+def _verify_readers(op: OpNode, after: str) -> None:
+    """Those that read what an operator writes stand behind it; where all are verified each says so of what it reads."""
+    for v in op.output_vars:
+        for reader in v.read_by:
+            if reader.rank <= op.rank:
+                _raise(f"{v.name} is read before by {reader.type}", op, after)
 
 
 def _verify_edges(op: OpNode, after: str) -> None:
@@ -98,7 +104,8 @@ def _verify_types(op: OpNode, after: str, fitting: set[Hashable]) -> None:
     for slots in (op.inputs, op.outputs):
         for slot, vs in slots.items():
             facts.append(slot)
-            facts += [id(v.type) for v in vs]
+            for v in vs:
+                facts.append(id(v.type))
     key = tuple(facts)
     if key not in fitting:
         _raise(_type_problem(op), op, after)

@@ -68,9 +68,9 @@ def format_member(member: Member) -> str:
         f"{s.name}={names[0]}" if not s.variadic else f"{s.name}=[{', '.join(names)}]"
         for s in opdef.inputs if (names := member.inputs.get(s.name))
     ]  # fmt: skip
-    given = {n: (_word(member.attrs[n]), a.default) for n, a in opdef.attrs.items()}
-    shown = {n: word for n, (word, default) in given.items() if default is NO_DEFAULT or word != _word(default)}
-    attrs = f" {{{', '.join(f'{n}={v}' for n, v in shown.items())}}}" if shown else ""
+    others = [(n, _word(value), a) for n, a in opdef.attrs.items() if (value := member.attrs[n]) is not a.default]
+    shown = [f"{n}={word}" for n, word, a in others if a.default is NO_DEFAULT or word != _word(a.default)]
+    attrs = f" {{{', '.join(shown)}}}" if shown else ""
     number = f" number {member.number}" if "random" in opdef.traits else ""
     return f"{', '.join(outs)} = {opdef.type}({', '.join(args)}){attrs}{number}"
 
@@ -180,6 +180,7 @@ def output_names(members: Sequence[Member]) -> list[str]:
 
 
 WHOLE, ROW, COLUMN, SUM = "whole", "row", "column", "sum"
+POINTWISE = frozenset({"elementwise", "pointwise"})
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class BodyLayout:
 
 def is_pointwise(opdef: OpDef) -> bool:
     """Whether an element of the outputs depends on the inputs' elements at its place alone."""
-    return not opdef.traits.isdisjoint({"elementwise", "pointwise"})
+    return not opdef.traits.isdisjoint(POINTWISE)
 
 
 def places_y(member: Member, types: Mapping[str, TensorType]) -> bool:

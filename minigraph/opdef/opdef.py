@@ -95,6 +95,7 @@ class OpDef(Signature):
         self.traits, self.no_need_buffer, self.strided = map(frozenset, (traits, no_need_buffer, strided))
         self.read_for = {slot: {x} if isinstance(x, str) else {*x} for slot, x in (read_for or {}).items()}
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
+        self.reads_all = not (self.no_need_buffer or self.read_for)  # as most operators
         self.cpu, self.gpu, self.cuda, self.rows, self.beside = cpu, gpu, cuda, rows, beside
         self.frees, self.inplace = dict(frees or {}), dict(inplace or {})
         self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})

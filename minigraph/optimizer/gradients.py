@@ -33,11 +33,12 @@ def given_gradients(params_grads: Sequence[tuple[Any, Any]]) -> ParamsGrads:
     """The pairs that have a gradient, by the parameters' names: each parameter once, all of one program."""
     for p, _ in params_grads:
         _check_parameter(p)
-    pairs = sorted(((p, g) for p, g in params_grads if g is not None), key=lambda pair: pair[0].name)
+    pairs = sorted(((p, g) for p, g in params_grads if g is not None), key=lambda pair: pair[0]._name)
     require(pairs, "there is no gradient to apply", NO_GRADIENT)
     params = [p for p, _ in pairs]
     for p, following in itertools.pairwise(params):
-        require(p is not following, f"parameter {p.name} has two gradients", ProgramError)
+        if p is following:
+            raise ProgramError(f"parameter {p.name} has two gradients")
     first = params[0]
     for p in params:
         if p.block is not first.block:
@@ -72,8 +73,8 @@ def clipped(pairs: ParamsGrads, clip_of: Callable[[Parameter], Any]) -> ParamsGr
     for rule in dict.fromkeys(id(rule) for rule in rules):
         part = [pair for pair, r in zip(pairs, rules, strict=True) if id(r) == rule]
         clip = next(r for r in rules if id(r) == rule)
-        clipped_grads |= {p.name: grad for p, grad in (clip(part) if clip is not None else part)}
-    return [(p, clipped_grads[p.name]) for p, _ in pairs]
+        clipped_grads |= {p._name: grad for p, grad in (clip(part) if clip is not None else part)}
+    return [(p, clipped_grads[p._name]) for p, _ in pairs]
 
 
 def _check_parameter(value: Any) -> None:

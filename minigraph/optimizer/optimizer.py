@@ -126,7 +126,7 @@ class Optimizer(FixedOnceUsed):
 
     def of(self, param: Parameter, name: str) -> Any:
         """A hyperparameter as it holds for `param`: its group's, else the optimizer's."""
-        group = self._groups.get(param.name, {}) if self._groups else {}
+        group = self._groups.get(param._name, {}) if self._groups else {}
         return group[name] if name in group else getattr(self, name)
 
     # appending operators
@@ -205,11 +205,11 @@ class Optimizer(FixedOnceUsed):
         return any(self._clip_of(p) or self._regularizer_of(p) for p in params)
 
     def _rate_factor(self, param: Parameter) -> float:
-        factor = param.optimize_attr["learning_rate"] * self._groups.get(param.name, {}).get("rate_factor", 1.0)
+        factor = param.optimize_attr["learning_rate"] * self._groups.get(param._name, {}).get("rate_factor", 1.0)
         return check_number("ParamAttr.learning_rate", factor)
 
     def _clip_of(self, param: Parameter) -> Any:
-        return self._groups.get(param.name, {}).get("grad_clip", self.grad_clip)
+        return self._groups.get(param._name, {}).get("grad_clip", self.grad_clip)
 
     def _regularizer_of(self, param: Parameter) -> Any:
         return getattr(param, "regularizer", None) or self.of(param, "regularization")

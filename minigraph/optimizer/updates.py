@@ -51,7 +51,7 @@ def append_operators(optimizer: Any, g: Builder, pairs: Iterable[tuple[Parameter
     alike: ParamsGrads = []
     for param, grad in pairs:
         wanted, attrs = optimizer.wanted_states(param), optimizer.attrs(param)
-        kind = kind_of(g.block, param, grad, lr, groups.get(param.name), wanted, shared.flags)
+        kind = kind_of(g.block, param, grad, lr, groups.get(param._name), wanted, shared.flags)
         template = shared.templates.of(kind, attrs) if kind else None
         if latest is not None and template is not latest:
             latest.append(alike)

@@ -43,7 +43,7 @@ def constant_folding(graph: Graph, report: PassReport) -> int:
     known: dict[VarNode, np.ndarray] = {}
     constants: list[OpNode] = []
     for op in graph.ops:
-        if LEFT_ALONE & op.opdef.traits or not _is_constant(op, known):
+        if not LEFT_ALONE.isdisjoint(op.opdef.traits) or not _is_constant(op, known):
             continue
         try:
             known.update(_evaluated(op, known))
@@ -68,9 +68,10 @@ def constant_folding(graph: Graph, report: PassReport) -> int:
 
 def _is_constant(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
     """Whether all that matters to `op` is known: values, or shapes where only these are used."""
+    opdef = op.opdef
     for slot, vs in op.inputs.items():
         for v in vs:
-            if v not in known and not (v.type.is_static and slot in op.opdef.unread(op.outputs)):
+            if v not in known and (opdef.reads_all or not v.type.is_static or slot not in opdef.unread(op.outputs)):
                 return False
     return True
 

@@ -329,7 +329,7 @@ NEW_PREFIX = "@NEW@"  # of a gradient that has no name yet
 
 
 def _is_new(v: Variable) -> bool:
-    return v.name.startswith(NEW_PREFIX)
+    return v._name.startswith(NEW_PREFIX)
 
 
 def _each(what: str, values: Any) -> Iterable[Any]:

@@ -187,9 +187,9 @@ class Block(PartOfProgram):
             program.numbered += 1
         return op
 
-    def fill(self, variables: Iterable[Variable], ops: Collection[Operator]) -> None:
-        """Put copies of another Block's variables and operators into this one, which is new."""
-        dict.update(self.vars, {v._name: v for v in variables})
+    def fill(self, variables: Mapping[str, Variable], ops: Collection[Operator]) -> None:
+        """Put copies of another Block's variables, by name, and operators into this one, which is new."""
+        dict.update(self.vars, variables)
         for op in ops:
             op.seal()
         list.extend(self.ops, ops)

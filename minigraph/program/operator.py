@@ -36,7 +36,7 @@ class Operator(PartOfProgram):
 
     def __init__(
         self, block: Block, opdef: OpDef, inputs: Slots, outputs: Slots, attrs: dict[str, Any],
-        *, role: str = "forward", forward: Operator | None = None, grad_slot: str | None = None,
+        role: str = "forward", forward: Operator | None = None, grad_slot: str | None = None,
         site: CallSite | None = None, number: int = 0, scope_name: str = "",
     ) -> None:  # fmt: skip
         self.block, self.opdef, self.inputs, self.outputs, self.attrs = block, opdef, inputs, outputs, attrs

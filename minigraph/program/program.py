@@ -289,7 +289,7 @@ def _copied_at_once(program: Program, kept: Sequence[Operator], for_test: bool) 
             attrs, role=op.role, forward=copied.get(id(op.forward)), grad_slot=op.grad_slot,
             site=op.site, number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
-    copy.block0.fill(copies.values(), copied.values())
+    copy.block0.fill({v._name: v for v in copies.values()}, copied.values())
     copy.updated = program.updated
     copy.numbered, copy.loaders = next_number(program.ops), list(program.loaders)
     if not for_test:

@@ -305,9 +305,10 @@ class Parameter(Variable):
 
 def copy_var(v: Variable, block: Block) -> Variable:
     """The same variable for another Block (not yet in it)."""
-    copy, facts = object.__new__(type(v)), {**v.__dict__, "block": block}
+    copy, facts = object.__new__(v.__class__), v.__dict__.copy()
+    facts["block"] = block
     if isinstance(v, Parameter):
-        facts["optimize_attr"] = OptimizeAttr(copy, v.optimize_attr)
+        facts["optimize_attr"] = v.optimize_attr.copied_for(copy)
     object.__setattr__(copy, "__dict__", facts)
     return copy
 

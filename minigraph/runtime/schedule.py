@@ -9,7 +9,6 @@ value of its own, and the life of each value is computed. Plans turn a Schedule 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,7 +64,7 @@ class Step:
     in_place: list[Any] = field(default_factory=list)  # as outputs: the value whose array is updated, or None
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
-    shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
+    shown: tuple[dict[int, int], frozenset[int]] | None = None  # how many values that are read show each root; these
     typed: dict[int, list[int]] | None = None
     _updates: tuple[list[Any], list[tuple[int, int]]] | None = None  # for which `in_place`
 
@@ -124,7 +123,7 @@ class Schedule:
         self.program, self.fetches = program, tuple(fetches)
         self.values: list[Value] = []
         self.current: dict[str, int] = {}
-        self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
+        self.feeds = {name: self._fed(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
         self._kinds: dict[tuple[Any, ...], StepKind] = {}  # while types and attributes are what they are
@@ -133,7 +132,7 @@ class Schedule:
         self.advice = None
         if prune and any(op.role == "optimize" for op in ops):
             self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"
-        self.wanted = {*self.fetches, *(v._name for op in ops for vs in op.inputs.values() for v in vs)}
+        self.read = {v for op in ops for vs in op.inputs.values() for v in vs}
         for op in ops:
             self._add_step(op)
         self._kinds.clear()  # from here on types may be others
@@ -141,10 +140,10 @@ class Schedule:
         self.remarks = show(self)
         _find_lives(self)
 
-    def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
-        index = len(self.values)
-        self.values.append(Value(name, type, producer, persistable, -1, index))
-        self.current[name] = index
+    def _fed(self, name: str, type: TensorType) -> int:
+        """The value of a feed."""
+        index = self.current[name] = len(self.values)
+        self.values.append(Value(name, type, -1, False, -1, index))
         return index
 
     def _read(self, name: str) -> int:
@@ -159,7 +158,8 @@ class Schedule:
                 raise UninitializedError(
                     f"{v} is read before an operator writes it, and not all of its sizes are declared", site=v.site
                 )
-            index = self.persistables[name] = self._new_value(name, v.type, persistable=True)
+            index = self.current[name] = self.persistables[name] = len(self.values)
+            self.values.append(Value(name, v.type, -1, True, -1, index))
             return index
         if v.is_data:
             raise MISSING_FEED(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)
@@ -239,7 +239,8 @@ class Schedule:
         """Whether this optional output stands beside the result and nobody reads it: it is not computed."""
         if op.opdef.all_optional:
             return False
-        return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
+        outputs = op.outputs.get(slot.name, ())
+        return not any(v in self.read or v.persistable or v.name in self.fetches for v in outputs)
 
     def _check_feed_is_used(self, op: Operator, written: Variable) -> None:
         """A value that is fed for a computed variable must be read before it is overwritten."""
@@ -304,9 +305,13 @@ def _overwritten(schedule: Schedule, step: Step, position: int, i: int | None) -
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
     """Whether no input but value i itself shows its memory: another one would be overwritten before it is read."""
     if step.shown is None:
-        step.shown = Counter(values[j].root for j in step.read), frozenset(step.read)
+        showing: dict[int, int] = {}
+        for j in step.read:
+            root = values[j].root
+            showing[root] = showing.get(root, 0) + 1
+        step.shown = showing, frozenset(step.read)
     roots, read = step.shown
-    return roots[values[i].root] <= (i in read)
+    return roots.get(values[i].root, 0) <= (i in read)
 
 
 def dies(step: Step, position: int, values: Sequence[Value], i: int) -> bool:

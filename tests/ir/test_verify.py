@@ -170,6 +170,10 @@ def moved_before_its_operands(g: Graph) -> None:
     g.move_op(op(g, "elementwise_add"), (-1,))
 
 
+def moved_behind_its_readers(g: Graph) -> None:
+    g.move_op(op(g, "elementwise_add"), (g.ops[-1].rank[0], 1))
+
+
 def moved_behind_the_update(g: Graph) -> None:
     g.move_op(op(g, "tanh"), (g.ops[-1].rank[0], 1))
 
@@ -196,8 +200,8 @@ def optional_output_that_is_read_gone(g: Graph) -> None:
 
 BY_FUNCTIONS = [
     producer_gone, fetched_value_gone, two_writers, versions_in_the_wrong_order, output_that_is_none,
-    moved_before_its_operands, moved_behind_the_update, update_moved_before_a_reader, reads_a_value_of_another_type,
-    linked_operator_gone, optional_output_that_is_read_gone,
+    moved_before_its_operands, moved_behind_its_readers, moved_behind_the_update, update_moved_before_a_reader,
+    reads_a_value_of_another_type, linked_operator_gone, optional_output_that_is_read_gone,
 ]  # fmt: skip
 
 

@@ -220,6 +220,15 @@ def test_a_copy_of_the_facts_of_a_parameter_is_a_dict_of_its_own():
     assert w.optimize_attr == {"learning_rate": 1.0}
 
 
+def test_the_facts_of_a_copied_parameter_are_its_own():
+    w = minimized(mg.optimizer.SGD(0.1))
+    own = static.default_main_program().clone().global_block().var(w.name)
+    with pytest.warns(UserWarning, match="optimize_attr.* is set after minimize, whose update"):
+        own.optimize_attr["learning_rate"] = 0.5
+    assert own.optimize_attr.parameter is own and w.optimize_attr == {"learning_rate": 1.0}
+    assert w.optimize_attr.parameter is w
+
+
 def test_an_optimizer_is_decorated_for_one_program_after_another():
     adam = mg.optimizer.Adam(0.1)
     for _ in range(2):

@@ -55,7 +55,7 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     """Drop copies and lent shapes, find groups, and put a fused operator in the place of each group."""
     shapes = SameShapes(graph)
     for op in graph.ops:
-        if (op.opdef.no_need_buffer or op.opdef.read_for) and op in graph:
+        if not op.opdef.reads_all and op in graph:
             _borrow_shapes(graph, op, shapes)
     for op in reversed(graph.ops):
         if op in graph.nodes and not _gives_values(op):
@@ -83,8 +83,10 @@ def _borrow_shapes(graph: Graph, op: OpNode, shapes: SameShapes) -> None:
     unread = op.opdef.unread(op.outputs)
     for slot in [slot for slot in op.inputs if slot in unread]:
         for i, v in enumerate(op.inputs[slot]):
-            like = next((x for x in op.input_vars if op.reads_values_of(x) and x.type == v.type), None)
-            if like is not None and v.producer is not None and shapes.same(like, v):
+            if v.producer is None:
+                continue
+            like = next((x for x in op.input_vars if x.type == v.type and op.reads_values_of(x)), None)
+            if like is not None and shapes.same(like, v):
                 unlink(graph, op)
                 graph.set_input(op, slot, i, like)
                 take_out_unread(graph, [v.producer])
@@ -95,7 +97,7 @@ def _gives_values(op: OpNode) -> bool:
     for vs in op.outputs.values():
         for v in vs:
             for reader in v.read_by:
-                if reader.reads_values_of(v):
+                if reader.opdef.reads_all or reader.reads_values_of(v):
                     return True
             if v.pinned is not None:
                 return True
@@ -242,7 +244,8 @@ class _Emission:
         except MinigraphError as no:
             raise Refused(no.fact) from None
         for v in self.outputs:
-            refuse_unless(v.type.accepts(types[self.names[v]]), f"{v} would become {types[self.names[v]]}")
+            own = types[self.names[v]]
+            refuse_unless(v.type.accepts(own), "{} would become {}", v, own)
         rank, last = self._rank(), ops[-1]
         shown = {*self.outputs, *(v for v, other in self.stand_ins.items() if other in self.outputs)}
         lent = [op for op in ops if op in self.staying and not shown.isdisjoint(op.input_vars)]

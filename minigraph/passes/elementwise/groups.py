@@ -57,7 +57,8 @@ class FusionGroup:
     def reads(self) -> list[VarNode]:
         """The values from outside that members read, in the order of their first use; as they were at first."""
         if self._reads is None:
-            values, inside = dict[VarNode, None](), self.inside
+            values: dict[VarNode, None] = {}
+            inside = self.inside
             for op in self.ops:
                 for vs in op.inputs.values():
                     for v in vs:
@@ -198,9 +199,11 @@ def _common_layout(a: BodyLayout, b: BodyLayout) -> BodyLayout | None:
     if None not in (a.row, b.row) and a.row != b.row:
         return None
     row = a.row if a.row is not None else b.row
-    for one, other in ((a, b), (b, a)):
+    if a.shape == b.shape:
+        return BodyLayout(a.shape, row, {})
+    for one, other in ((a, b), (b, a)) if row is not None else ():
         whole = BodyLayout(one.shape, row, {})
-        if other.shape == one.shape or (other.row is None and other.shape == whole.row_shape):
+        if other.row is None and other.shape == whole.row_shape:
             return whole
     return None
 

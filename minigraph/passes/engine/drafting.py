@@ -113,7 +113,7 @@ class Drafting:
         results = replaced.rule.rewrite(g, **self.given, **replaced.match.attrs)
         results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
         self._check_results(results, replaced.kept)
-        contributions = list[VarNode]()
+        contributions: list[VarNode] = []
         if self.outgoing:
             flowing = {r: self.incoming[k] for r, k in zip(results, replaced.kept, strict=True) if k in self.incoming}
             contributions = self._differentiate(self._backward(), g.emitted, flowing)
@@ -205,8 +205,9 @@ class Drafting:
 
     def _replay(self, recipe: RuleRecipe) -> None:
         """Do what `_run` would do: the same operators with the values of this match."""
-        made, values, writers = list[OpNode](), self.values.copy(), iter(recipe.writers)
-        inside, outer = self.replaced.inside, list[VarNode]()
+        made: list[OpNode] = []
+        outer: list[VarNode] = []
+        values, writers, inside = self.values.copy(), iter(recipe.writers), self.replaced.inside
         for number, (created, steps) in enumerate(recipe.drafts):
             draft = self._backward() if number else self.drafts[0]
             values += [draft.new_var(name, type) for name, type in created]

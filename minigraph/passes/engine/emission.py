@@ -70,10 +70,10 @@ class GraphBuilder(GradNeeds):
     ) -> OpNode:  # fmt: skip
         """A new operator for this place, behind those that were emitted."""
         like, forward = self.like, self.forward
+        scope = like.scope_name if forward is not None else self.layer
         return OpNode(
-            opdef, inputs, outputs, attrs, rank=(*self.place, self.graph.ticket()), role=like.role,
-            forward=forward, site=like.site, number=like.number,
-            scope_name=like.scope_name if forward is not None else self.layer, rewriter=self.rewriter,
+            opdef, inputs, outputs, attrs, (*self.place, self.graph.ticket()), like.role, forward, None, like.site,
+            like.number, scope, self.rewriter,
         )  # fmt: skip
 
     def check_place(self, op: OpNode, reads: Iterable[VarNode]) -> None:

@@ -81,7 +81,8 @@ class Replacement:
 
     def _inner(self, ops: Sequence[OpNode], kept: Set[VarNode]) -> list[VarNode]:
         """The values that only `ops` read and write; refuses where another operator needs one."""
-        inside, inner = self.inside, list[VarNode]()
+        inner: list[VarNode] = []
+        inside = self.inside
         for op in ops:
             for vs in op.outputs.values():
                 inner += vs if kept.isdisjoint(vs) else [v for v in vs if v not in kept]
@@ -97,7 +98,8 @@ class Replacement:
 
     def _place(self) -> Rank:
         """The rank of a matched operator at which the replacement can stand."""
-        inside, reads, problem = {*self.old}, list[VarNode](), None
+        reads: list[VarNode] = []
+        inside, problem = {*self.old}, None
         for op in self.old:
             for vs in op.inputs.values():
                 reads += [v for v in vs if v.producer not in inside]
@@ -115,7 +117,8 @@ class Replacement:
 
     def _gradients(self) -> tuple[dict[VarNode, VarNode], dict[VarNode, VarNode]]:
         """{result: the gradient that comes in for it}, {input of the match: the gradient that goes out for it}."""
-        inside, outgoing = {*self.old}, dict[VarNode, VarNode]()
+        outgoing: dict[VarNode, VarNode] = {}
+        inside = {*self.old}
         entering = [v for op in self.old for vs in op.inputs.values() for v in vs]
         for op in self.old:
             for grad in op.grads:

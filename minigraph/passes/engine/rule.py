@@ -49,7 +49,7 @@ class Rule:
     def name(self) -> str:
         return type(self).__name__
 
-    @property
+    @cached_property
     def equation(self) -> str:
         """The first line of the class's docstring; "" where it has none of its own."""
         return (type(self).__dict__.get("__doc__") or "").strip().partition("\n")[0]

@@ -23,9 +23,10 @@ Shape = tuple[int, ...]
 
 def is_member(op: OpNode) -> bool:
     """Whether an operator works on elements of one shape, beside values of one element, and may be part of a chain."""
-    opdef, shapes = op.opdef, {v.shape for v in op.output_vars}
+    opdef = op.opdef
     if not is_pointwise(opdef) or opdef.traits & {"random", "side_effect"} or op.attrs.get("axis", -1) != -1:
         return False
+    shapes = {v.shape for v in op.output_vars}
     if (opdef.cuda is None and op.type != "sum") or len(shapes) != 1 or not op.inputs:
         return False
     if "reports" in opdef.traits and not all(v.type.is_float for v in op.input_vars):

@@ -54,6 +54,13 @@ class OptimizeAttr(dict[str, Any]):
         super().__init__({"learning_rate": 1.0} | _checked(facts))
         self.parameter = parameter
 
+    def copied_for(self, parameter: Any) -> OptimizeAttr:
+        """The same for a copy of the parameter."""
+        copy = OptimizeAttr.__new__(OptimizeAttr)
+        dict.update(copy, self)
+        copy.parameter = parameter
+        return copy
+
     def __setitem__(self, key: str, value: Any) -> None:
         self.update({key: value})
 

@@ -97,7 +97,10 @@ class Operators:
         slots = self._slots(step)
         given = given_in(slots, binder.outside)
         key = Key(what, given)
-        copied, templates = self._copied(key, given), self.resized.templates(what, given)
+        copied = self._copied(key, given)
+        if copied and outline is None:
+            return
+        templates = self.resized.templates(what, given)
         if not copied and not self._sized(templates, what, given, step):
             self._bound(templates, key, given, step, slots)
         if outline is not None and self.as_laid:
@@ -126,11 +129,11 @@ class Operators:
 
     def _copied(self, key: Key, given: GivenBuffers) -> bool:
         """Copies of the calls of an operator like this one, where one is known."""
-        copies = self.repeats.again(key, given.roots)
-        if copies is None:
+        found = self.repeats.again(key, given.roots)
+        if found is None:
             return False
-        self.binder.calls += copies
-        self.patterns.append(self.repeats.known[key].pattern)
+        self.binder.calls += found[0]
+        self.patterns.append(found[1])
         return True
 
     def _sized(

@@ -247,8 +247,8 @@ class Repeats:
         self._late.clear()
         return self.known.get(key)
 
-    def again(self, key: Key, given: list[Buffer]) -> list[Call] | None:
-        """The calls for an operator like one that is known; None where none is."""
+    def again(self, key: Key, given: list[Buffer]) -> tuple[list[Call], str] | None:
+        """The calls for an operator like one that is known, and its pattern; None where none is."""
         binder, step = self.binder, self.binder.step
         known = self.earlier.get(step)
         if known is None or known.key != key:
@@ -269,7 +269,7 @@ class Repeats:
         for call, touched in calls:
             copies.append(copy := call.moved(places, step))
             self._touched[id(copy)] = copy, touched.take(owners), touched
-        return copies
+        return copies, known.pattern
 
     def touched_by(self, call: Call) -> Sequence[Buffer]:
         """The buffers that a call is given, or those whose memory they show."""

@@ -254,9 +254,9 @@ class Templates(Generic[One]):
         self.samples: list[Sizes] = []
         self.numbers: list[int] = []  # of the symbol that each size is; -1 for constants
         self.places: list[int] = []  # of a size that is the symbol
-        self._alike: Callable[[Sequence[int]], Sequence[int]] = tuple  # takes sizes like the last of `samples`
+        self._alike: Callable[[Sequence[int]], Sequence[int]] | None = None  # takes sizes like the last of `samples`
         self.made: dict[int, One] = {}  # by id, the one that was of use last at the end
-        self.questions = Questions[One]()
+        self.questions: Questions[One] = Questions()
         self.idle = 0
 
     def fitting(self, sizes: Sizes) -> tuple[One, Values] | None:
@@ -284,8 +284,7 @@ class Templates(Generic[One]):
                 for column in zip(*self.samples, strict=True)
             ]  # fmt: skip
             self.places = [self.numbers.index(n) for n in range(len(numbers))]
-            own = len(sizes)
-            self._alike = taken([own + i if n < 0 else self.places[n] for i, n in enumerate(self.numbers)])
+            self._alike = None  # most are not asked again
             return None
         if not self.places or self.idle > IDLE:
             return None
@@ -304,8 +303,12 @@ class Templates(Generic[One]):
 
     def vary_alike(self, sizes: Sizes) -> bool:
         """Whether what is taken for a constant is that here, and what is one symbol has one value."""
-        first = self.samples[-1]
-        return len(sizes) == len(first) and self._alike(sizes + first) == sizes
+        first, own = self.samples[-1], len(sizes)
+        if own != len(first):
+            return False
+        if self._alike is None:
+            self._alike = taken([own + i if n < 0 else self.places[n] for i, n in enumerate(self.numbers)])
+        return self._alike(sizes + first) == sizes
 
 
 Known = dict[int, tuple[Any, Templates[CallTemplate]]]

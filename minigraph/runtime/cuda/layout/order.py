@@ -84,7 +84,7 @@ def _waiting(before: Sequence[set[int]], order: Iterable[int]) -> list[list[int]
 
 def mattering(units: Sequence[Unit], sizes: Mapping[int, int]) -> Touched:
     """For each unit the blocks that it touches and that have a size here: parameters and states lie elsewhere."""
-    return [[b for b in unit.blocks if b in sizes] for unit in units]
+    return [[*filter(sizes.__contains__, unit.blocks)] for unit in units]
 
 
 def _touching(touched: Touched, order: Iterable[int]) -> dict[int, list[int]]:
@@ -182,7 +182,7 @@ def as_late_as_possible(
         i = order[at]
         if units[i].barrier or not after[i]:
             continue
-        target = min([place[j] for j in after[i]])
+        target = min(map(place.__getitem__, after[i]))
         takes = frees = False
         for b in touched[i]:
             if needed[b][0] == at:

@@ -218,6 +218,6 @@ def _spans(order: Sequence[int], asked: Asked, touched: Touched) -> list[tuple[i
     for n, (piece, _) in zip(asked.own, asked.inside, strict=True):
         first, last = touched_in.get(n, (-1, end)) if asked.reuse else (-1, end)
         first, last = (-1 if n in asked.given else first), (end if n in asked.kept else last)
-        before = spans.get(piece, (first, last))
-        spans[piece] = min(first, before[0]), max(last, before[1])
+        before = spans.get(piece)  # of a block in the same piece
+        spans[piece] = (first, last) if before is None else (min(first, before[0]), max(last, before[1]))
     return [*spans.values(), *[(-1, -1)] * asked.loose]

@@ -149,7 +149,7 @@ def _units(recorded: Recorded, constants: Collection[int]) -> Units:
                     number = numbers[id(b)] = len(blocks)
                     blocks[number] = b
                 given.append(number)
-            reads, writes = {given[place] for place in read}, {given[place] for place in written}
+            reads, writes = set(map(given.__getitem__, read)), set(map(given.__getitem__, written))
             reads.discard(-1)
             writes.discard(-1)
             units.append(Unit(reads, writes, call.on_host, after, call.ordered))
