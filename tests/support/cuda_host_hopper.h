@@ -125,38 +125,38 @@ template <int N> static void multiplied(float (&d)[N], const float (&x)[2][16], 
         memcpy(d + i, sum, sizeof sum);
     }
 }
-template <int N> static void wgmma_ss(float (&d)[N], u64 a, u64 b, int add = 1) {
+// A step of A in shared memory.
+template <int N> static void multiplied(float (&d)[N], u64 a, u64 b, bool by_columns, bool by_rows, bool add) {
     const int row = threadIdx.x % 128 / 32 * 16 + lane_id() / 4;
     float x[2][16];
-    for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, false);
-    multiplied(d, x, b, false, add);
-}
-template <int N> static void wgmma_of_columns(float (&d)[N], u64 a, u64 b, bool by_rows, int add) {
-    const int row = threadIdx.x % 128 / 32 * 16 + lane_id() / 4;
-    float x[2][16];
-    for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, true);
+    for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, by_columns);
     multiplied(d, x, b, by_rows, add);
 }
-template <int N> static void wgmma_ss_at(float (&d)[N], u64 a, u64 b, int add = 1) { wgmma_of_columns(d, a, b, false, add); }
-template <int N> static void wgmma_ss_at_bt(float (&d)[N], u64 a, u64 b, int add = 1) { wgmma_of_columns(d, a, b, true, add); }
-template <int N> static void wgmma_rs_bt(float (&d)[N], const u32 (&a)[4], u64 b, int add = 1) {
+constexpr int STEPS = 4;  // of one call that has A in shared memory: 64 of the sum
+#define WGMMA(NAME, BY_COLUMNS, BY_ROWS)                                                                       \
+    template <int A_STEP, int B_STEP, int N> static void NAME(float (&d)[N], u64 a, u64 b, int add = 1) {      \
+        for (int i = 0; i < STEPS; ++i)                                                                        \
+            multiplied(d, a + i * A_STEP, b + i * B_STEP, BY_COLUMNS, BY_ROWS, add || i > 0);                  \
+    }
+WGMMA(wgmma_ss, false, false)
+WGMMA(wgmma_ss_bt, false, true)
+WGMMA(wgmma_ss_at, true, false)
+WGMMA(wgmma_ss_at_bt, true, true)
+template <int A_STEP, int B_STEP, int N, int M>
+static void wgmma_rs_bt(float (&d)[N], const u32 (&a)[M], u64 b, int add = 1) {
     const unsigned first = host_thread->number / 32 * 32;
-    memcpy(shown[host_thread->number], a, sizeof a);
-    __syncwarp();
-    float x[2][16];
-    for (int h = 0; h < 2; ++h)
-        for (int k = 0; k < 16; ++k) {
-            const u32 two = shown[first + lane_id() / 4 * 4 + k % 8 / 2][k / 8 * 2 + h];
-            x[h][k] = half_of(PTX_T, two >> 16 * (k % 2) & 0xffff);
-        }
-    multiplied(d, x, b, true, add);
-    __syncwarp();
-}
-template <int N> static void wgmma_ss_bt(float (&d)[N], u64 a, u64 b, int add = 1) {
-    const int row = threadIdx.x % 128 / 32 * 16 + lane_id() / 4;
-    float x[2][16];
-    for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, false);
-    multiplied(d, x, b, true, add);
+    for (int i = 0; i < M / 4; ++i) {
+        memcpy(shown[host_thread->number], a + 4 * i, 16);
+        __syncwarp();
+        float x[2][16];
+        for (int h = 0; h < 2; ++h)
+            for (int k = 0; k < 16; ++k) {
+                const u32 two = shown[first + lane_id() / 4 * 4 + k % 8 / 2][k / 8 * 2 + h];
+                x[h][k] = half_of(PTX_T, two >> 16 * (k % 2) & 0xffff);
+            }
+        multiplied(d, x, b + i * B_STEP, true, add || i > 0);
+        __syncwarp();
+    }
 }
 #pragma GCC pop_options
 static inline void wgmma_fence() {}
