@@ -103,6 +103,16 @@ def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, fill):
 
 
 @on_host
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_queries_whose_masked_keys_alone_count(rng, device):
+    """Bias hides those that Mask shows."""
+    mask = rng.random((40, 150)) < 0.5
+    bias = np.where(mask, rng.choice([-math.inf, -2e9], size=mask.shape), 0.0)
+    bias[::3] = rng.normal(size=(14, 150))
+    near({**qkv(rng, 2, 40, 150), "Mask": mask, "Bias": bias}, device, masked_score=-1e9)
+
+
+@on_host
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_queries_whose_keys_a_bias_hides_all(rng, device, dtype):

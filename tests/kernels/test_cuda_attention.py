@@ -187,6 +187,17 @@ def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, dtype):
 
 @pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
 @pytest.mark.parametrize("dtype", [float64, float32], ids=str)
+def test_queries_whose_masked_keys_alone_count(rng, device, dtype):
+    """Bias hides those that Mask shows."""
+    mask = rng.random((40, 150)) < 0.5
+    bias = np.where(mask, rng.choice([-math.inf, -2e9], size=mask.shape), 0.0)
+    bias[::3] = rng.normal(size=(14, 150))
+    results = both({**qkv(rng, 2, 40, 150), "Mask": mask, "Bias": bias}, device, dtype, masked_score=-1e9)
+    near(results, 1e-11 if dtype == float64 else 2e-6)
+
+
+@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+@pytest.mark.parametrize("dtype", [float64, float32], ids=str)
 def test_queries_whose_keys_a_bias_hides_all(rng, device, dtype):
     """LogSumExp rounds away how many keys they are: all of it in float32, the most of it in float64."""
     bias = np.where(rng.random((2, 1, 40, 150)) < 0.5, np.finfo(np.float32).min, rng.normal(size=(2, 1, 40, 150)))

@@ -114,7 +114,7 @@ FEATURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"Mask": "some"}, {}), ({"Mask": "some"}, {"masked_score": -2.0}), ({"Mask": "some"}, {"masked_score": -1e9}),
     ({"Bias": (2, 1, 1, 6)}, {"causal": True}), ({"Bias": (5, 1)}, {}), ({"Bias": "far"}, {}),
     ({"Key": 1, "Mask": "some"}, {"dropout": 0.4}), ({"packed": 1}, {"causal": True}), ({}, {"layout": "bhsd"}),
-    ({}, {"deterministic": True}),
+    ({}, {"deterministic": True}), ({"Mask": "some", "Bias": "hides"}, {"masked_score": -1e9}),
 ]  # fmt: skip
 
 
@@ -128,6 +128,9 @@ def call_with(rng, more: dict[str, Any], attrs: dict[str, Any]) -> Call:
         inputs["Mask"][0, 0, 2] = False  # this query sees nothing
     if more.get("Bias") == "far":  # LogSumExp is far from 0, and of one query all scores
         inputs["Bias"] = np.where(rng.random((5, 6)) < 0.5, 2000.0, 2003.0)
+    elif more.get("Bias") == "hides":  # of query 2 the keys that Mask shows: what Mask hides alone counts
+        inputs["Bias"] = rng.normal(size=(5, 6))
+        inputs["Bias"][2, 1:5], inputs["Mask"][0, 0, 2, 1:5] = (-math.inf, -2e9, -math.inf, -math.inf), True
     elif "Bias" in more:
         inputs["Bias"] = rng.normal(size=more["Bias"])
     if "Key" in more:

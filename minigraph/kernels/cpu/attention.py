@@ -226,8 +226,9 @@ class AttentionCall:
         """What backward subtracts from scores: LogSumExp, but of rows far from 0 the largest score. And both gradients.
 
         Exponentials below that are not yet divided by their sum; the gradients are, in which every result is linear.
+        Beside a Bias a LogSumExp of +inf is far, too: keys that Mask does not hide may count little or nothing.
         """
-        far = np.isfinite(log_sum) & (abs(log_sum) > FAR)
+        far = (log_sum != -math.inf) & (abs(log_sum) > FAR)
         if self.bias is None or not far.any():
             return log_sum, out_grad, sums_grad
         largest, total = np.full_like(log_sum, -math.inf), np.zeros_like(log_sum)
@@ -378,7 +379,7 @@ def backward(
                 np.copyto(slopes, 0, where=~part(call.mask, block, keys))
             if to_v is not None:
                 if call.marks_hidden:
-                    whole = (log_sum[b, h, :, i] == math.inf) & ~hidden
+                    whole = (start == math.inf) & ~hidden
                     np.copyto(p, 1 / call.counts(block), where=whole)
                 call.drop(p, kept, keys)
                 to_v[b, h, :, keys] += call.product(p.swapaxes(-1, -2), d).sum(axis=2, keepdims=True)

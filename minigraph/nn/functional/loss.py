@@ -87,13 +87,13 @@ def cross_entropy(
         if kept is not None and drop_axis:
             kept = g.unsqueeze(kept, axes=[axis])
         target = _distribution(g, x, label, kept, soft_label, axis, label_smoothing)
-        loss = _cross_entropy(g, x, target, axis, use_softmax)
+        loss = _cross_entropy(g, x, target, kept, axis, use_softmax)
         rows = kept if weight is None else _row_weights(g, target, variable(weight, call, "weight"), axis)
+        if kept is not None:
+            loss = g.where(kept, loss, constant(0, loss.dtype, x))  # of class 0 it may be infinite
+            rows = kept if weight is None else g.elementwise_mul(rows, g.cast(kept, dtype=loss.dtype))
         if weight is not None:
             loss = g.elementwise_mul(loss, rows)
-        if kept is not None:
-            loss = g.elementwise_mul(loss, g.cast(kept, dtype=loss.dtype))
-            rows = kept if weight is None else g.elementwise_mul(rows, g.cast(kept, dtype=loss.dtype))
     if reduction == "mean" and rows is not None:
         return mean_over(g, loss, rows)
     return g.squeeze(loss, axes=[axis]) if reduction == "none" and drop_axis else reduced(loss, reduction)
@@ -179,11 +179,15 @@ def nll_loss(
     return mean_over(g, loss, rows) if reduction == "mean" and rows is not None else reduced(loss, reduction)
 
 
-def _cross_entropy(g: Builder, x: Variable, target: Variable, axis: int, use_softmax: bool) -> Variable:
-    """-sum(target * log(probability)) along axis, kept with size 1; 0 * log(0) is 0."""
+def _cross_entropy(
+    g: Builder, x: Variable, target: Variable, kept: Variable | None, axis: int, use_softmax: bool
+) -> Variable:
+    """-sum(target * log(probability)) along axis, which has size 1 then; 0 * log(0) is 0. Rows count where `kept`."""
     if use_softmax:
         return softmax_with_cross_entropy(x, target, soft_label=True, axis=axis)
     absent = g.equal(target, constant(0, target.dtype, target))
+    if kept is not None:
+        absent = g.logical_or(absent, g.logical_not(kept))
     logs = g.log(g.where(absent, constant(1, x.dtype, x), x))
     return g.scale(g.reduce_sum(g.elementwise_mul(target, logs), axis=[axis], keepdim=True), scale=-1.0)
 

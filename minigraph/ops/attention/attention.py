@@ -26,8 +26,9 @@ dropout > 0: probability (b, h, q, k) is kept by the random number of that eleme
 as the operator dropout would. LogSumExp [B, H, Sq] ([B, Sq]) is the natural logarithm of sum(exp(S)) over
 the keys seen, dropped ones too, -inf where there is none; float64 for float64, else float32. It is written where
 it is read, and gradients flow through it.
-Where Mask hides all of them and masked_score is -1e3 or less, it is +inf, since masked_score + log(n) would
-round log(n) away: the probabilities are 1 / n. No gradient flows through an infinite LogSumExp, whatever it is.
+Where Mask hides all of them, or all whose Bias is not lower still, and masked_score is -1e3 or less, it is
++inf, since masked_score + log(n) would round log(n) away: their probabilities are 1 / n. No gradient flows
+through an infinite LogSumExp, whatever it is.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     Bias_grad = dS, summed over the axes along which Bias was broadcast
 
 LogSumExp_grad is absent where nothing reads LogSumExp but this operator, and counts 0 where LogSumExp is infinite.
-Where LogSumExp is so far from 0 that it rounds away how many keys share a Bias, the exponentials are divided by their
-sum again. Where Mask is False, dS goes nowhere. Gradients of K and V are sums over their group of query heads.
+Where LogSumExp is so far from 0 that it rounds away how many keys share a Bias, or +inf, the exponentials are divided
+by their sum again. Where Mask is False, dS goes nowhere. Gradients of K and V are sums over their group of query heads.
 """
 
 from __future__ import annotations
@@ -53,12 +53,10 @@ def memory_efficient_attention_grad(
     out, out_grad = heads_first(Out, layout), heads_first(Out_grad, layout)
     log_sum = (LogSumExp[:, None] if Q.ndim == 3 else LogSumExp)[..., None]
     seen = d.scores != -math.inf
-    far = np.isfinite(log_sum) & (abs(log_sum) > FAR)
+    far = (log_sum != -math.inf) & (abs(log_sum) > FAR)  # +inf, where Mask hides keys, too
     start = np.where(far, d.scores.max(axis=-1, keepdims=True, initial=-math.inf), log_sum)
     probabilities = np.where(seen, np.exp(d.scores - start), 0)
     probabilities /= np.where(far, probabilities.sum(axis=-1, keepdims=True), 1)
-    hidden_whole = seen & (log_sum == math.inf)
-    probabilities = np.where(hidden_whole, 1 / np.maximum(seen.sum(axis=-1, keepdims=True), 1), probabilities)
     probabilities = probabilities.astype(Q.dtype)
     delta = (out * out_grad).sum(axis=-1, keepdims=True) - counted(LogSumExp_grad, log_sum)
     inner = np.where(probabilities == 0, 0, (out_grad @ d.V.swapaxes(-1, -2)) * d.kept - delta)

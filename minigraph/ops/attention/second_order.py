@@ -13,7 +13,7 @@ With the gradients A, C, E, F of these four results
 
 `kept` are the dropout factors, `drawn` is Mask. What reaches Out and LogSumExp flows on through the gradient operator
 of attention itself. Rows with an infinite L are as in that operator; rows with a Bias so far from 0 that L is not
-exact enough divide by their sum, and their dL is part of dS. 16-bit floats are computed in float32.
+exact enough, or +inf, divide by their sum, and their dL is part of dS. 16-bit floats are computed in float32.
 """
 
 from __future__ import annotations
@@ -116,15 +116,17 @@ class DenseAttention:
         return self.g.fill_constant(shape=(), value=value, dtype=self.dtype)
 
     def probabilities(self, scores: Any, seen: Any, sums: Any, biased: bool) -> tuple[Any, Any]:
-        """P, 0 in rows with an infinite LogSumExp `sums` [..., 1]; which rows divide by their sum, None for none."""
-        g, finite, far = self.g, self.g.isfinite(sums), None
-        start = self.chosen(finite, sums, 0.0)
+        """P, 0 where LogSumExp `sums` [..., 1] is infinite and not far; which rows are far and divide by their sum."""
+        g, counts, far = self.g, self.g.isfinite(sums), None
+        start = self.chosen(counts, sums, 0.0)
         if biased and scores.shape[-1] != 0:
-            far = g.logical_and(finite, g.greater_than(g.abs(sums), self.number(FAR)))
+            far = g.logical_and(counts, g.less_than(sums, self.number(-FAR)))
+            far = g.logical_or(far, g.greater_than(sums, self.number(FAR)))
+            counts = g.logical_or(counts, far)
             largest = g.reduce_max(self.chosen(seen, scores, -math.inf), axis=(-1,), keepdim=True)
             start = g.where(far, largest, start)
         below = g.elementwise_sub(scores, start)
-        p = g.exp(self.chosen(g.logical_and(seen, finite), below, -math.inf))
+        p = g.exp(self.chosen(g.logical_and(seen, counts), below, -math.inf))
         if far is not None:
             p = g.elementwise_div(p, self.chosen(far, self.over_keys(p), 1.0))
         return p, far
@@ -171,8 +173,8 @@ def slopes_of(d: DenseAttention, ins: Slots, to: Slots, attrs: Slots, factor: fl
         to_scores = g.elementwise_sub(to_scores, g.elementwise_mul(p, d.chosen(far, total, 0.0)))
         total = g.where(far, d.number(0.0), total)
     return Slopes(
-        p, kept, d.shares(seen, sums) if hides else None, g.elementwise_mul(slope, p), d.times(to_scores, drawn),
-        d.times(changed, drawn, p), g.scale(total, scale=-1.0), scores,
+        p, kept, d.shares(seen, sums) if hides and far is None else None, g.elementwise_mul(slope, p),
+        d.times(to_scores, drawn), d.times(changed, drawn, p), g.scale(total, scale=-1.0), scores,
     )  # fmt: skip
 
 
@@ -221,6 +223,8 @@ def second_gradients(g: Any, ins: Slots, to: Slots, attrs: Slots) -> dict[str, A
             d.added(d.product(values, v), d.product(weights, to["V_grad"]), d.times(towards, out)), Out_grad
         ),
         "Bias": lambda: d.as_bias(s, arrays["Bias"], ins["Bias"]),
-        "LogSumExp_grad": lambda: None if moved is None else g.squeeze(moved, axes=(-1,)),
+        "LogSumExp_grad": lambda: None if moved is None else g.squeeze(
+            d.chosen(g.isfinite(g.unsqueeze(ins["LogSumExp"], axes=(-1,))), moved, 0.0), axes=(-1,)
+        ),
     }
     return {slot: make() if slot in g.needs and ins[slot] is not None else None for slot, make in found.items()}

@@ -175,13 +175,13 @@ template <class S> __device__ __forceinline__ C grad_of_lse(C lse, const S* grad
 struct Start {
     C lse, factor;
 };
-// LSE and 1; but where Bias puts scores so far from 0 that LSE rounds away how many there are, the largest score and 1 / the
-// sum of exponentials below it. One warp.
+// LSE and 1; but where Bias puts scores so far from 0 that LSE rounds away how many there are, or beside Bias the largest is
+// that of masked keys, the largest score and 1 / the sum of exponentials below it. One warp.
 __device__ __forceinline__ Start start_of(
     C lse, i64 b, int h, int q, const T* Q, const T* K, const Sizes& z, const Sight& sight, const Modifiers& m)
 {
     const C far = lse < 0 ? -lse : lse;
-    if (!GENERAL || !m.bias || !(far > C(-HIDDEN_WHOLE)) || far == infinity<C>()) return {lse, C(1)};
+    if (!GENERAL || !m.bias || !(far > C(-HIDDEN_WHOLE)) || lse == -infinity<C>()) return {lse, C(1)};
     const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, h / z.groups);
     const Place at = place_of(m, z, b, h);
     const Interval seen = sight.of_query(q);
