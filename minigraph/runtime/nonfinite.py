@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minigraph.errors import NonFiniteError
 from minigraph.program import Operator, Program
+from minigraph.program.variable import AGAIN_SUFFIX
 from minigraph.types import FLOATS, float32
 
 from .schedule import Schedule, Step, Value, flat
@@ -199,34 +201,56 @@ def _of_inputs(schedule: Schedule, step: Step, finding: Finding) -> str:
 
 def _hint(schedule: Schedule, step: Step, finding: Finding) -> str | None:
     if finding.source is None:
-        names = dict.fromkeys(schedule.values[i].name for i in step.read if looked_at(schedule.values[i]))
+        read = [schedule.values[i] for i in step.read]
+        names = dict.fromkeys(as_user_names_it(v.name, schedule.program) for v in read if looked_at(v))
         return f"fetch {', '.join(list(names)[:3])} to see what it was given" if names else None
-    value = schedule.values[finding.source[0]]
-    if value.producer >= 0:
+    value, program = schedule.values[finding.source[0]], schedule.program
+    if value.persistable:
+        where = "in the Scope: it was so before this run"
+    elif value.producer >= 0 or not program.vars[value.name].is_data:  # by this plan, or that of another piece
         return f"{value.name} is computed from an infinity that is fed, or an attribute; a large finite number may do"
-    where = "in the Scope: it was so before this run" if value.persistable else "in what is fed"
+    else:
+        where = "in what is fed" if program.parent is None else f"where it is handed to {program.name}"
     return f"{value.name} is not finite {where}"
 
 
+def as_user_names_it(name: str, program: Program) -> str:
+    """The name that a value has in the user's program: a pass gives another one to what it computes a second time."""
+    known = program.before.vars if program.before is not None else {name}
+    while name not in known and AGAIN_SUFFIX in name:
+        name = name.rpartition(AGAIN_SUFFIX)[0]
+    return name
+
+
 def members_of(op: Operator, name: str, program: Program) -> list[Operator]:
-    """The operators of the user's program that a rewritten one stands for, as far as they lead to output `name`."""
+    """The operators of the user's program that a rewritten one stands for, as far as they lead to output `name`.
+
+    They end where a value is read that has been looked at: an input, or what an operator before this one has written.
+    """
     before = program.before
     if before is None:
         return []
-    known = {v.name for other in program.ops for v in (*other.input_vars, *other.output_vars) if other is not op}
-    known |= set(op.input_arg_names)
-    members = _back(before.ops, name, known)
+    earlier = list(takewhile(lambda other: other is not op, program.ops))
+    known = {v.name for other in earlier for v in (*other.input_vars, *other.output_vars)} | set(op.input_arg_names)
+    members, _ = back(before.ops, as_user_names_it(name, program), {as_user_names_it(n, program) for n in known})
     same = len(members) == 1 and members[0].type == op.type
     return [] if same else members
 
 
-def _back(ops: Sequence[Operator], name: str, known: Collection[str]) -> list[Operator]:
-    """The operators that compute `name`, back to values that are `known`."""
-    wanted, above = {name}, []
+def back(ops: Sequence[Operator], name: str, known: Collection[str]) -> tuple[list[Operator], list[str]]:
+    """The operators that compute `name`, back to values that are `known`; others of which they need the types."""
+    wanted, above, typed = {name}, list[Operator](), dict[str, None]()
     for op in reversed(ops):
         if wanted.isdisjoint(op.output_arg_names):
             continue
         wanted.difference_update(op.output_arg_names)
-        wanted.update(n for n in op.input_arg_names if n not in known)
+        unread = op.opdef.unread([slot for slot, vs in op.outputs.items() if vs])
+        for slot, vs in op.inputs.items():
+            names = [v.name for v in vs if v.name not in known]
+            if slot in unread:
+                typed.update(dict.fromkeys(names))
+            else:
+                wanted.update(names)
         above.append(op)
-    return above[::-1]
+    made = {n for op in above for n in op.output_arg_names}
+    return above[::-1], [n for n in typed if n not in made]

@@ -22,6 +22,7 @@ class Piece:
 
     def __init__(self, program: Program, ops: Sequence[Operator]) -> None:
         self.name, self.origin, self.vars, self.before = program.name, program.origin, program.vars, program.before
+        self.parent = program.parent
         self.ops, self.random_seed, self.notes = list(ops), program.random_seed, list[Any]()
         self.fetched: tuple[str, ...] = ()
         self.version = program.version

@@ -5,15 +5,25 @@ A run that fails leaves the Scope as it was: what steps write is kept until the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import NonFiniteError, ProgramError
 from minigraph.program.scope import Scope
-from minigraph.runtime.nonfinite import Finding, Seen, error, judged, look, looked_at, members_of
-from minigraph.runtime.schedule import Step, flat
+from minigraph.runtime.nonfinite import (
+    Finding,
+    Seen,
+    as_user_names_it,
+    back,
+    error,
+    judged,
+    look,
+    looked_at,
+    members_of,
+)
+from minigraph.runtime.schedule import Schedule, Step, flat
 from minigraph.runtime.undo import Undo
 from minigraph.types import TensorType
 
@@ -79,17 +89,30 @@ class CheckedPlan(Plan):
         """What the user's own operators say to the inputs of a fused one; None where they compute `name` well."""
         before, feeds = self.program.before, dict[str, np.ndarray]()
         assert before is not None
+        name = as_user_names_it(name, self.program)
         for slot, array in zip(step.inputs, given, strict=True):
             for i, a in zip(flat([slot]), array if isinstance(slot, list) else [array], strict=False):
-                if isinstance(i, int) and self.values[i].name in before.vars:
-                    feeds[self.values[i].name] = a
+                if isinstance(i, int) and (own := as_user_names_it(self.values[i].name, self.program)) in before.vars:
+                    feeds[own] = a
         if name in feeds:
             return ProgramError(f"{name} is read and written")
         scope = Scope()
         scope.steps[before.origin] = self.run_number
-        types = {n: TensorType(a.shape, a.dtype) for n, a in feeds.items()}
         try:
+            feeds |= self._of_types(back(before.ops, name, feeds)[1])
+            types = {n: TensorType(a.shape, a.dtype) for n, a in feeds.items()}
             CheckedPlan(before, types, (name,), (), self.seed, self.options).run(feeds, scope)
         except Exception as problem:  # whatever it is, it must not hide the error that is told
             return problem
         return None
+
+    def _of_types(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Arrays of the types that these values of the user's program have in this run, for who reads no numbers."""
+        before = self.program.before
+        if before is None or not names:
+            return {}
+        known = {n: v.type for n, v in before.vars.items() if v.is_data and v.type.is_static}
+        own = [(as_user_names_it(v.name, self.program), v) for v in self.values if not v.persistable]
+        known |= {n: v.type for n, v in own if n in before.vars}
+        types = {v.name: v.type for v in Schedule(before, known, names, ()).values}
+        return {n: np.zeros(types[n].shape, types[n].dtype) for n in names}
