@@ -115,6 +115,7 @@ FEATURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"Bias": (2, 1, 1, 6)}, {"causal": True}), ({"Bias": (5, 1)}, {}), ({"Bias": "far"}, {}),
     ({"Key": 1, "Mask": "some"}, {"dropout": 0.4}), ({"packed": 1}, {"causal": True}), ({}, {"layout": "bhsd"}),
     ({}, {"deterministic": True}), ({"Mask": "some", "Bias": "hides"}, {"masked_score": -1e9}),
+    ({"Mask": "some", "Q": "low"}, {"masked_score": -1e3}),
 ]  # fmt: skip
 
 
@@ -133,6 +134,9 @@ def call_with(rng, more: dict[str, Any], attrs: dict[str, Any]) -> Call:
         inputs["Bias"][2, 1:5], inputs["Mask"][0, 0, 2, 1:5] = (-math.inf, -2e9, -math.inf, -math.inf), True
     elif "Bias" in more:
         inputs["Bias"] = rng.normal(size=more["Bias"])
+    if more.get("Q") == "low":  # of query 2 the scores of all keys that Mask shows are below those that it hides
+        inputs["K"][..., 0] = 1 + abs(inputs["K"][..., 0])
+        inputs["Q"][:, 2], inputs["Q"][:, 2, :, 0], inputs["Mask"][0, 0, 2, 1:5] = 0, -2e4, True
     if "Key" in more:
         inputs["Key"] = np.array([11, 4, 9])
     if "packed" in more:

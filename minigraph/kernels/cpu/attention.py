@@ -226,10 +226,15 @@ class AttentionCall:
         """What backward subtracts from scores: LogSumExp, but of rows far from 0 the largest score. And both gradients.
 
         Exponentials below that are not yet divided by their sum; the gradients are, in which every result is linear.
-        Beside a Bias a LogSumExp of +inf is far, too: keys that Mask does not hide may count little or nothing.
+        A LogSumExp of +inf is far, too, where keys that Mask does not hide may count little or nothing.
         """
-        far = (log_sum != -math.inf) & (abs(log_sum) > FAR)
-        if self.bias is None or not far.any():
+        if self.bias is not None:
+            far = (log_sum != -math.inf) & (abs(log_sum) > FAR)
+        elif self.mask is not None:
+            far = (log_sum == math.inf) & part(self.mask, block, slice(0, self.keys)).any(axis=-1, keepdims=True)
+        else:
+            far = np.zeros((), bool)
+        if not far.any():
             return log_sum, out_grad, sums_grad
         largest, total = np.full_like(log_sum, -math.inf), np.zeros_like(log_sum)
         for keys in self.key_slices(block):

@@ -36,7 +36,6 @@ class Slopes(NamedTuple):
 
     p: Any
     kept: Any
-    shares: Any  # of rows whose keys Mask hides all
     slopes: Any  # D
     to_scores: Any  # dS
     through: Any  # drawn * dD * P
@@ -115,11 +114,11 @@ class DenseAttention:
     def number(self, value: float) -> Any:
         return self.g.fill_constant(shape=(), value=value, dtype=self.dtype)
 
-    def probabilities(self, scores: Any, seen: Any, sums: Any, biased: bool) -> tuple[Any, Any]:
+    def probabilities(self, scores: Any, seen: Any, sums: Any, may_be_far: bool) -> tuple[Any, Any]:
         """P, 0 where LogSumExp `sums` [..., 1] is infinite and not far; which rows are far and divide by their sum."""
         g, counts, far = self.g, self.g.isfinite(sums), None
         start = self.chosen(counts, sums, 0.0)
-        if biased and scores.shape[-1] != 0:
+        if may_be_far and scores.shape[-1] != 0:
             far = g.logical_and(counts, g.less_than(sums, self.number(-FAR)))
             far = g.logical_or(far, g.greater_than(sums, self.number(FAR)))
             counts = g.logical_or(counts, far)
@@ -136,13 +135,6 @@ class DenseAttention:
         summed = self.g.elementwise_add_grad(s.scores, bias, s.to_scores, needs=["Y_grad"])[1]
         return summed if summed.dtype == given.dtype else self.g.cast(summed, dtype=given.dtype)
 
-    def shares(self, seen: Any, sums: Any) -> Any:
-        """1 / n in rows whose n keys Mask hides all, where LogSumExp is +inf."""
-        g = self.g
-        whole = g.logical_and(g.isinf(sums), g.greater_than(sums, self.number(0.0)))
-        count = g.clip(self.over_keys(g.cast(seen, dtype=self.dtype)), min=1.0, max=math.inf)
-        return self.chosen(g.logical_and(seen, whole), g.reciprocal(count), 0.0)
-
 
 def slopes_of(d: DenseAttention, ins: Slots, to: Slots, attrs: Slots, factor: float) -> Slopes:
     """Of arrays with the heads first: `ins` the inputs, `to` the gradients of the results."""
@@ -152,8 +144,8 @@ def slopes_of(d: DenseAttention, ins: Slots, to: Slots, attrs: Slots, factor: fl
     drawn = None if mask is None else g.cast(mask, dtype=d.dtype)
     scores = d.added(g.scale(g.matmul(ins["Q"], ins["K"], trans_y=True), scale=factor), ins["Bias"])
     scores = scores if mask is None else d.chosen(mask, scores, masked_score)
-    p, far = d.probabilities(scores, seen, sums, ins["Bias"] is not None)
     hides = mask is not None and -math.inf < masked_score <= HIDDEN_WHOLE
+    p, far = d.probabilities(scores, seen, sums, ins["Bias"] is not None or hides)
 
     delta = d.over_keys(g.elementwise_mul(ins["Out_grad"], ins["Out"]))
     if lse_grad is not None:
@@ -173,8 +165,8 @@ def slopes_of(d: DenseAttention, ins: Slots, to: Slots, attrs: Slots, factor: fl
         to_scores = g.elementwise_sub(to_scores, g.elementwise_mul(p, d.chosen(far, total, 0.0)))
         total = g.where(far, d.number(0.0), total)
     return Slopes(
-        p, kept, d.shares(seen, sums) if hides and far is None else None, g.elementwise_mul(slope, p),
-        d.times(to_scores, drawn), d.times(changed, drawn, p), g.scale(total, scale=-1.0), scores,
+        p, kept, g.elementwise_mul(slope, p), d.times(to_scores, drawn), d.times(changed, drawn, p),
+        g.scale(total, scale=-1.0), scores,
     )  # fmt: skip
 
 
@@ -207,7 +199,7 @@ def second_gradients(g: Any, ins: Slots, to: Slots, attrs: Slots) -> dict[str, A
     q, k, v, out, rows = (arrays[slot] for slot in ("Q", "K", "V", "Out", "Out_grad"))
     values, moved = d.times(s.through, s.kept), d.over_keys(s.through)
     towards = None if moved is None else g.scale(moved, scale=-1.0)  # the gradient of delta
-    weights = None if to["V_grad"] is None else d.times(d.added(s.p, s.shares), s.kept)
+    weights = None if to["V_grad"] is None else d.times(s.p, s.kept)
 
     def of_slopes(x: Any, y: Any, **transposed: bool) -> Any:
         whole = d.added(d.product(s.to_scores, x, **transposed), d.product(s.slopes, y, **transposed))
