@@ -97,6 +97,7 @@ def features() -> Iterator[tuple[str, Inputs, dict[str, Any]]]:
     yield "bias hides", {**base, "Bias": attention_small.hiding(70, 130)}, {"causal": True}
     for fill in (-np.inf, -2.0, -1e9, float(np.finfo(np.float32).min)):
         yield f"mask {fill}", {**base, "Mask": mask}, {"masked_score": fill}
+    yield "mask of low scores", {**attention_small.low(), "Mask": mask}, {"masked_score": -1e3, "scale": 1.0}
     yield "dropout", {**base, "Mask": mask, "Key": np.array([9, 2**33, 5])}, {"dropout": 0.3, "causal": True}
     packed = {**qkv(1, 150, 170, 4, 2, 16), "CuSeqlensQ": np.array([0, 3, 3, 90, 149]),
               "CuSeqlensK": np.array([0, 70, 75, 75, 170])}  # fmt: skip

@@ -16,7 +16,8 @@ from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.ops.attention.attention import memory_efficient_attention as forward
 from minigraph.ops.attention.attention_grad import memory_efficient_attention_grad as backward
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
-from tests.kernels.test_cuda_attention import ONE, both, bound, qkv
+from tests.kernels.test_cuda_attention import ONE, both, bound, low, qkv
+from tests.kernels.test_cuda_attention import near as exactly_near
 from tests.support.cuda_host import COMPILER
 from tests.support.grades import graded
 
@@ -100,6 +101,14 @@ def test_masks_and_dropout(rng, dtype, masked_score):
 def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, fill):
     inputs = {**qkv(rng, 2, 40, 150), "Mask": np.broadcast_to(rng.random((40, 1)) < 0.5, (40, 150)).copy()}
     near(inputs, device, masked_score=fill, causal=True, bottom_right=True)
+
+
+@on_host
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_masked_keys_that_outweigh_low_scores(rng, device, dropout):
+    results = both(low(rng, 40, 150), device, float32, KERNEL, masked_score=-1e3, dropout=dropout)
+    exactly_near(results, 1e-3)  # scores of -1e3 have four digits behind the point
 
 
 @on_host

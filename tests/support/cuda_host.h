@@ -188,7 +188,7 @@ static inline unsigned two_of(const char* type, float low, float high) {
 #define load_transposed(...) matrices_on_host(__VA_ARGS__, true)
 static inline void no_load_moves() {}
 template <class X> static void copy_or_clear(unsigned char* tile, int place, const X* from, bool copied) {
-    constexpr int BYTES = std::is_same<X, float2>::value ? 8 : 16;
+    constexpr int BYTES = sizeof(X) < 8 ? 16 : sizeof(X);  // a piece of a row, or what is known of a query
     if (copied) memcpy(tile + place, from, BYTES);
     else memset(tile + place, 0, BYTES);
 }

@@ -28,8 +28,7 @@ the keys seen, dropped ones too, -inf where there is none; float64 for float64, 
 it is read, and gradients flow through it.
 Where Mask hides all of them, or all whose Bias is not lower still, and masked_score is -1e3 or less, it is
 +inf, since masked_score + log(n) would round log(n) away: their probabilities are 1 / n. No gradient flows
-through an infinite LogSumExp, whatever it is. Without a Bias, a GPU's kernels take all keys seen for n in the gradient
-of V, also where some are not masked whose scores are below masked_score.
+through an infinite LogSumExp, whatever it is.
 """
 
 from __future__ import annotations

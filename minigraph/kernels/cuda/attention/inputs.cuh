@@ -90,22 +90,9 @@ struct Sight {
                 if (table(h, row)[column]) return true;
         return false;
     }
-    // How many keys query q of head h sees.
-    __device__ __forceinline__ int keys_of(int h, int q) const {
-        const Interval seen = of_query(q);
-        int found = 0;
-        for (int column = seen.lo / BLOCK; column * i64(BLOCK) < seen.hi; ++column)
-            if (table(h, q / BLOCK)[column])
-                found += int(min(i64(seen.hi), (column + i64(1)) * BLOCK)) - max(seen.lo, column * BLOCK);
-        return max(found, 1);
-    }
 #else
     __device__ __forceinline__ bool shows(int, int, int) const { return true; }
     __device__ __forceinline__ bool shows(int, int, int, int, int) const { return true; }
-    __device__ __forceinline__ int keys_of(int, int q) const {
-        const Interval seen = of_query(q);
-        return seen.hi - seen.lo;
-    }
 #endif
 
     __device__ __forceinline__ Interval of_query(i64 q) const {
@@ -151,13 +138,16 @@ struct Place {  // of a head's scores
 __device__ __forceinline__ Place place_of(const Modifiers& m, const Sizes& z, i64 b, i64 h) {
     return {b * m.bias_b + h * m.bias_h, b * m.mask_b + h * m.mask_h, u64(b * z.heads + h) * z.queries * z.keys};
 }
+__device__ __forceinline__ bool hides(const Modifiers& m, const Place& at, int q, int k) {
+    return m.mask && !m.mask[at.mask + q * m.mask_q + k * m.mask_k];
+}
 // The score of query q and key k from their product; `drawn` tells whether a gradient flows back to the product.
 __device__ __forceinline__ C score(C product, int q, int k, const Modifiers& m, const Place& at, bool* drawn) {
     C s = product * m.scale;
     *drawn = true;
 #if GENERAL
     if (m.bias) s += C(up(m.bias[at.bias + q * m.bias_q + k * m.bias_k]));
-    if (m.mask && !m.mask[at.mask + q * m.mask_q + k * m.mask_k]) {
+    if (hides(m, at, q, k)) {
         s = m.masked_score;
         *drawn = false;
     }
@@ -171,17 +161,31 @@ template <class S> __device__ __forceinline__ C grad_of_lse(C lse, const S* grad
     return grads && lse - lse == 0 ? C(grads[row]) : C(0);
 }
 
-// What backward subtracts from a row's scores, and what it multiplies the row's dO by: every gradient is linear in that.
-struct Start {
-    C lse, factor;
+// What backward knows of a query: P = exp(S - lse) * factor, dS = P (dP - delta).
+struct alignas((GENERAL ? 4 : 2) * sizeof(C)) Numbers {
+    C lse, delta;
+#if GENERAL
+    C factor;
+#endif
 };
-// LSE and 1; but where Bias puts scores so far from 0 that LSE rounds away how many there are, or beside Bias the largest is
-// that of masked keys, the largest score and 1 / the sum of exponentials below it. One warp.
-__device__ __forceinline__ Start start_of(
-    C lse, i64 b, int h, int q, const T* Q, const T* K, const Sizes& z, const Sight& sight, const Modifiers& m)
+__device__ __forceinline__ Numbers numbers_of(C lse, C delta) {
+#if GENERAL
+    return {lse, delta, C(1)};
+#else
+    return {lse, delta};
+#endif
+}
+// Whether LSE does not tell how many keys count: Bias puts scores so far from 0 that it rounds their number away, or masked
+// keys have the largest score.
+__device__ __forceinline__ bool is_far(C lse, const Modifiers& m) {
+    if (!GENERAL || lse == -infinity<C>()) return false;
+    return m.bias ? (lse < 0 ? -lse : lse) > C(-HIDDEN_WHOLE) : m.mask && lse == infinity<C>();
+}
+#if GENERAL
+// Of a query that is far: the largest score, and 1 / the sum of exponentials below it. One warp.
+__device__ __forceinline__ Numbers far_numbers(
+    C delta, i64 b, int h, int q, const T* Q, const T* K, const Sizes& z, const Sight& sight, const Modifiers& m)
 {
-    const C far = lse < 0 ? -lse : lse;
-    if (!GENERAL || !m.bias || !(far > C(-HIDDEN_WHOLE)) || lse == -infinity<C>()) return {lse, C(1)};
     const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, h / z.groups);
     const Place at = place_of(m, z, b, h);
     const Interval seen = sight.of_query(q);
@@ -190,7 +194,7 @@ __device__ __forceinline__ Start start_of(
     for (int k = seen.lo + threadIdx.x % 32; k < seen.hi; k += 32) {
         if (!sight.shows(h, q, k)) continue;
         C product = 0;
-        for (int x = 0; x < z.d; ++x)
+        for (int x = hides(m, at, q, k) ? z.d : 0; x < z.d; ++x)
             product += C(up(Q[q_rows.at + q * q_rows.step + x])) * C(up(K[k_rows.at + k * k_rows.step + x]));
         bool drawn;
         const C s = score(product, q, k, m, at, &drawn);
@@ -201,8 +205,9 @@ __device__ __forceinline__ Start start_of(
     }
     C most = largest;
     for (int l = 16; l > 0; l >>= 1) most = max_nan(most, C(__shfl_xor_sync(~0u, most, l)));
-    return {most, C(1) / warp_sum(largest == -infinity<C>() ? C(0) : total * exponential(largest - most))};
+    return {most, delta, C(1) / warp_sum(largest == -infinity<C>() ? C(0) : total * exponential(largest - most))};
 }
+#endif
 // The dropout factor of a probability.
 __device__ __forceinline__ C kept(int q, int k, const Modifiers& m, const Sizes& z, const Place& at) {
 #if GENERAL

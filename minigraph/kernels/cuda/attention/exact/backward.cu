@@ -1,7 +1,7 @@
 // Exact attention, backward: the gradients of Q, K, V and Bias from LSE, each by a kernel of its own.
 //
 //   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out) - dLSE    dS = P (dP - delta)
-//   row_products   delta [B,H,Sq]
+//   row_products   LSE and delta [B,H,Sq], with what P is multiplied by where LSE says too little
 //   query_grad     a block owns BM queries, walks over keys:      dQ = scale * sum dS K          3 products
 //   key_grad       a block owns BM keys of a head of K and V and walks over the queries of all heads
 //                  that read it: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                 4 products
@@ -9,10 +9,9 @@
 // No atomics: every sum has one order. Scores are computed three times instead of stored. Where blocks
 // are few, query_grad and key_grad share the other axis among blockIdx.y, and add_parts adds up.
 
-// One warp for each query of each head. dsums: null, or the gradient of LSE. lse, scaled: null without Bias, else LSE
-// and dO as backward starts from them.
+// One warp for each query of each head. dsums: null, or the gradient of LSE.
 extern "C" __global__ void __launch_bounds__(THREADS) row_products(
-    INPUTS, const T* Out, const T* dO, const ST* sums, const ST* dsums, C* delta, ST* lse, T* scaled, i64 rows_of_all)
+    INPUTS, const T* Out, const T* dO, const ST* sums, const ST* dsums, Numbers* numbers, i64 rows_of_all)
 {
     READ_INPUTS
     const i64 row = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -22,33 +21,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_products(
     C sum = 0;
     for (i64 x = lane; x < dv; x += 32) sum += C(up(Out[o.at + q * o.step + x])) * C(up(dO[o.at + q * o.step + x]));
     sum = warp_sum(sum);
-    const Start start = start_of(C(sums[row]), head / heads, head % heads, q, Q, K, z, sight, m);
-    if (lane == 0) delta[row] = (sum - grad_of_lse(C(sums[row]), dsums, row)) * start.factor;
-    if (!scaled) return;
-    if (lane == 0) lse[row] = ST(start.lse);
-    for (i64 x = lane; x < dv; x += 32)
-        scaled[o.at + q * o.step + x] = down<T>(C(up(dO[o.at + q * o.step + x])) * start.factor);
+    Numbers found = numbers_of(C(sums[row]), sum - grad_of_lse(C(sums[row]), dsums, row));
+#if GENERAL
+    if (is_far(found.lse, m)) found = far_numbers(found.delta, head / heads, head % heads, q, Q, K, z, sight, m);
+#endif
+    if (lane == 0) numbers[row] = found;
 }
 
-// The probability that LSE gives a score, and the gradient of that score.
+// The probability of a score that counts for values, and the gradient of that score.
 struct Slope {
     C p, ds;
 };
 __device__ __forceinline__ Slope slope(
-    C product, C dp, bool seen, C lse, C delta, int q, int k, const Modifiers& m, const Sizes& z, const Place& at)
+    C product, C dp, bool seen, const Numbers& of_query, int q, int k, const Modifiers& m, const Sizes& z, const Place& at)
 {
     bool drawn = true;
     const C s = seen ? score(product, q, k, m, at, &drawn) : -infinity<C>();
-    const C p = s == -infinity<C>() ? C(0) : exponential(s - lse);
+    C p = s == -infinity<C>() ? C(0) : exponential(s - of_query.lse);
+#if GENERAL
+    p *= of_query.factor;
+#endif
     if (p == 0) return {C(0), C(0)};
     const C keep = kept(q, k, m, z, at);
-    return {p * keep, drawn ? p * (dp * keep - delta) : C(0)};
+    return {p * keep, drawn ? p * (dp * keep - of_query.delta) : C(0)};
 }
 
 #ifdef QUERY_GRAD
 // part: null, or C [splits][as dQ]
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
-    INPUTS, const T* dO, const ST* sums, const C* delta, T* dQ, C* part, i64 tiles, i64 splits, i64 elements)
+    INPUTS, const T* dO, const Numbers* numbers, T* dQ, C* part, i64 tiles, i64 splits, i64 elements)
 {
     READ_INPUTS
     extern __shared__ uint4 memory[];
@@ -75,13 +76,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
     const int steps = tiles_of(all), split = blockIdx.y;
     const int last = i64(steps) * (split + 1) / splits;
 
-    C acc[RM][CHUNKS_D][PER], factor[RM], row_lse[RM], row_delta[RM];
+    C acc[RM][CHUNKS_D][PER], factor[RM];
+    Numbers own_numbers[RM];
     clear(acc);
 #pragma unroll
     for (int i = 0; i < RM; ++i) {
         const int q = first + ty * RM + i;
-        row_lse[i] = q < queries ? C(sums[i64(head) * queries + q]) : C(0);
-        row_delta[i] = q < queries ? delta[i64(head) * queries + q] : C(0);
+        own_numbers[i] = q < queries ? numbers[i64(head) * queries + q] : numbers_of(0, 0);
         factor[i] = m.scale;
     }
     auto shows = [&](int n) { return sight.shows(h, first, BM, all.lo + n * BN, BN); };
@@ -98,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
                 const int q = first + ty * RM + i, k = k0 + tx + TX * j;
                 const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i] && sight.shows(h, q, k);
                 p[(ty * RM + i) * LDP + tx + TX * j] =
-                    slope(s[i][j], dp[i][j], seen, row_lse[i], row_delta[i], q, k, m, z, at).ds;
+                    slope(s[i][j], dp[i][j], seen, own_numbers[i], q, k, m, z, at).ds;
             }
         accumulate<CHUNKS_D>(acc, p, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
     }
@@ -112,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
 #ifdef KEY_GRAD
 // dK, dV: null where not wanted. part: null, or C [splits][as dK, then as dV]
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
-    INPUTS, const T* dO, const ST* sums, const C* delta, T* dK, T* dV, C* part, i64 tiles, i64 splits,
-    i64 elements_k, i64 elements_v)
+    INPUTS, const T* dO, const Numbers* numbers, T* dK, T* dV, C* part, i64 tiles, i64 splits, i64 elements_k,
+    i64 elements_v)
 {
     READ_INPUTS
     extern __shared__ uint4 memory[];
@@ -122,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     C* const stage = own_value + BM * (CHUNKS_V * CHUNK + W);
     C* const p = stage + BN * LDS;
     __shared__ int lo[BM], hi[BM];
-    __shared__ C lse[BN], row_delta[BN], share[BN];  // share: 1 / n of a query whose n keys Mask hides all
+    __shared__ Numbers of_queries[BN];
     __shared__ int odd;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
     const int kv_heads = heads / groups, first = int(blockIdx.x % tiles) * BM, valid = keys - first;
@@ -156,11 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
         const T *const q_tile = Q + q_rows.at + q0 * q_rows.step, *const o_tile = dO + o_rows.at + q0 * o_rows.step;
         C s[RM][RN], dp[RM][RN];
         __syncthreads();
-        for (int c = threadIdx.x; c < BN; c += THREADS) {
-            lse[c] = q0 + c < queries ? C(sums[row + q0 + c]) : C(0);
-            row_delta[c] = q0 + c < queries ? delta[row + q0 + c] : C(0);
-            if (lse[c] == infinity<C>()) share[c] = C(1) / C(sight.keys_of(h, q0 + c));
-        }
+        for (int c = threadIdx.x; c < BN; c += THREADS)
+            of_queries[c] = q0 + c < queries ? numbers[row + q0 + c] : numbers_of(0, 0);
         dot<CHUNKS_D>(s, own, q_tile, q_rows.step, queries - q0, d, stage, &odd);
         dot<CHUNKS_V>(dp, own_value, o_tile, o_rows.step, queries - q0, dv, stage, &odd);
 #pragma unroll
@@ -170,9 +168,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
                 const int c = tx + TX * j;
                 const int k = first + ty * RM + i, q = q0 + c;
                 const bool seen = q >= lo[ty * RM + i] && q < hi[ty * RM + i] && sight.shows(h, q, k);
-                const Slope x = slope(s[i][j], dp[i][j], seen, lse[c], row_delta[c], q, k, m, z, at);
-                const bool hidden = seen && lse[c] == infinity<C>();
-                p[(ty * RM + i) * LDP + c] = hidden ? share[c] * kept(q, k, m, z, at) : x.p;
+                const Slope x = slope(s[i][j], dp[i][j], seen, of_queries[c], q, k, m, z, at);
+                p[(ty * RM + i) * LDP + c] = x.p;
                 s[i][j] = x.ds;
             }
         if (dV) accumulate<CHUNKS_V>(to_v, p, o_tile, o_rows.step, queries - q0, dv, stage, &odd);
@@ -209,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_parts(
 // batch, own_heads, rows, columns: the sizes of Bias, each 1 or that of the scores. The block has a tile of
 // rows x columns where these are not 1, and goes over the rest of the scores.
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
-    INPUTS, const T* dO, const ST* sums, const C* delta, BT* dBias, int batches, int batch, int own_heads, int rows,
+    INPUTS, const T* dO, const Numbers* numbers, BT* dBias, int batches, int batch, int own_heads, int rows,
     int columns, int row_tiles, int column_tiles)
 {
     READ_INPUTS
@@ -258,13 +255,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
 #pragma unroll
                     for (int i = 0; i < RM; ++i) {
                         const int q = first + ty * RM + i;
-                        const C lse = q < queries ? C(sums[i64(head) * queries + q]) : C(0);
-                        const C own_delta = q < queries ? delta[i64(head) * queries + q] : C(0);
+                        const Numbers own_numbers = q < queries ? numbers[i64(head) * queries + q] : numbers_of(0, 0);
 #pragma unroll
                         for (int j = 0; j < RN; ++j) {
                             const int k = k0 + tx + TX * j;
                             const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i] && sight.shows(h, q, k);
-                            acc[i][j] += slope(s[i][j], dp[i][j], seen, lse, own_delta, q, k, m, z, at).ds;
+                            acc[i][j] += slope(s[i][j], dp[i][j], seen, own_numbers, q, k, m, z, at).ds;
                         }
                     }
                 }

@@ -300,6 +300,11 @@ def bias_grad(binder: Binder, ins: Slots, attrs: Slots, to: Buffer) -> None:
     _bias_grad(binder, c, ins, attrs, _row_products(binder, c, ins, attrs), to)
 
 
+def numbers_of_query(general: bool) -> int:
+    """How many numbers Numbers of attention/inputs.cuh has room for."""
+    return 4 if general else 2
+
+
 def sums_grad(ins: Slots) -> Any:
     """The gradient of LogSumExp, absent where there is none."""
     return ABSENT if (given := ins.get("LogSumExp_grad")) is None else given
@@ -310,19 +315,16 @@ def _small_source(c: AttentionSizes, ins: Slots, attrs: Slots) -> str:
     return _source("attention/exact/backward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
 
 
-def _row_products(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots) -> tuple[Buffer, Buffer, Buffer]:
-    """Out_grad, LogSumExp and delta; with a Bias the first two as backward starts from them."""
-    grad, sums, delta = ins["Out_grad"], ins["LogSumExp"], binder.scratch((c.rows,), c.computed)
-    biased = ins.get("Bias") is not None
-    own_grad = binder.scratch(grad.shape, grad.dtype) if biased else grad
-    own_sums = binder.scratch(sums.shape, sums.dtype) if biased else sums
-    started = (own_sums, own_grad) if biased else (ABSENT, ABSENT)
+def _row_products(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots) -> tuple[Buffer, Buffer]:
+    """Out_grad, and what backward knows of each query."""
+    grad, general = ins["Out_grad"], is_general(ins, attrs)
+    numbers = binder.scratch((c.rows, numbers_of_query(general)), c.computed)
     grid, source = blocks_for(c.rows, THREADS // 32), _small_source(c, ins, attrs)
     binder.launch_source(
-        source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, sums,
-        sums_grad(ins), delta, *started, i64(c.rows),
+        source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, ins["LogSumExp"],
+        sums_grad(ins), numbers, i64(c.rows),
     )  # fmt: skip
-    return own_grad, own_sums, delta
+    return grad, numbers
 
 
 def _query_grad(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:

@@ -9,18 +9,11 @@
 // the other axis within a cluster, which adds up; or among blockIdx.y, and add_parts of exact/backward.cu adds up.
 
 #ifdef PREPARE
-// (LSE, delta) of a query. LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n) where Mask
-// hides all n keys: no gradient flows to their scores.
-__device__ __forceinline__ float2 numbers_of(const Start& start, float delta, int h, int q, const Sight& sight) {
-    if (GENERAL && start.lse == infinity<float>()) return {-infinity<float>(), 1.0f / float(sight.keys_of(h, q))};
-    return {start.lse == -infinity<float>() ? infinity<float>() : start.lse, delta * start.factor};
-}
-
 // For each query of each head: its numbers. rowsum(dO * Out) is found as dP is, from sums that tensor cores cut off alike:
-// where a query sees one key, or one counts, dP - delta is the small difference of the two.
-// dsums: null, or the gradient of LSE. scaled: null without Bias, else dO as backward starts from it.
+// where a query sees one key, or one counts, dP - delta is the small difference of the two. LSE is infinite where no key is
+// seen, so that probabilities are 0. dsums: null, or the gradient of LSE.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
-    INPUTS, const T* Out, const T* dO, const float* sums, const float* dsums, float2* numbers, T* scaled, i64 tiles)
+    INPUTS, const T* Out, const T* dO, const float* sums, const float* dsums, Numbers* numbers, i64 tiles)
 {
     READ_INPUTS
     extern __shared__ uint4 memory[];
@@ -51,40 +44,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
     const i64 own = i64(head) * queries + first + own_row;
     const int valid = min(16, queries - first - own_row);
     auto delta = [&](int r) { return products[own_row + r] - grad_of_lse(sums[own + r], dsums, own + r); };
-    if (!GENERAL || !m.bias) {
-        const int q = first + own_row + lane;
-        if (lane < valid) numbers[own + lane] = numbers_of({sums[own + lane], 1}, delta(lane), h, q, sight);
-        return;
+    const float lse = lane < valid ? sums[own + lane] : 0.0f;
+    const bool far = is_far(lse, m);
+    if (lane < valid && !far)
+        numbers[own + lane] = numbers_of(lse == -infinity<float>() ? infinity<float>() : lse, delta(lane));
+#if GENERAL
+    for (u32 rest = __ballot_sync(~0u, far); rest; rest &= rest - 1) {
+        const int r = __ffs(rest) - 1;
+        const Numbers found = far_numbers(delta(r), b, h, first + own_row + r, Q, K, z, sight, m);
+        if (lane == 0) numbers[own + r] = found;
     }
-    for (int r = 0; r < valid; ++r) {
-        const int q = first + own_row + r;
-        const Start start = start_of(sums[own + r], b, h, q, Q, K, z, sight, m);
-        for (int x = lane; x < dv; x += 32) {
-            const i64 at = o.at + q * o.step + x;
-            scaled[at] = down<T>(up(dO[at]) * start.factor);
-        }
-        if (lane == 0) numbers[own + r] = numbers_of(start, delta(r), h, q, sight);
-    }
+#endif
 }
 #endif
 
 // Leaves the probability that counts for values in `s`, the gradient of the score in `dp`. LSE is subtracted before
 // powers of 2 are taken, so that what is rounded is small.
 __device__ __forceinline__ void slope(
-    float& s, float& dp, bool seen, float2 number, int q, int k, const Modifiers& m, const Sizes& z, const Place& at)
+    float& s, float& dp, bool seen, const Numbers& of_query, int q, int k, const Modifiers& m, const Sizes& z,
+    const Place& at)
 {
+#if GENERAL
     bool drawn = true;
-    if (GENERAL) {
-        float x = seen ? score(s, q, k, m, at, &drawn) : -infinity<float>(), keep = 1;
-        float p = power_of_two((x - number.x) * LOG2E);
-        if (number.x == -infinity<float>()) p = seen ? number.y : 0.0f, drawn = false;
-        if (DROPS && p != 0) keep = kept(q, k, m, z, at);
-        s = p * keep;
-        dp = drawn && p != 0 ? p * (dp * keep - number.y) : 0.0f;
-    } else {
-        s = seen ? power_of_two(fmaf(s, m.scale, -number.x) * LOG2E) : 0.0f;
-        dp = s * (dp - number.y);
-    }
+    float x = seen ? score(s, q, k, m, at, &drawn) : -infinity<float>(), keep = 1;
+    const float p = power_of_two((x - of_query.lse) * LOG2E) * of_query.factor;
+    if (DROPS && p != 0) keep = kept(q, k, m, z, at);
+    s = p * keep;
+    dp = drawn && p != 0 ? p * (dp * keep - of_query.delta) : 0.0f;
+#else
+    s = seen ? power_of_two(fmaf(s, m.scale, -of_query.lse) * LOG2E) : 0.0f;
+    dp = s * (dp - of_query.delta);
+#endif
 }
 
 // sum += weights^T of 32 rows of `tile`, from row 32 j on, times these rows.
@@ -126,7 +116,7 @@ struct Same {  // weight of the parts of a cluster
 #ifdef QUERY_GRAD
 // part: null, or float [splits][as dQ]
 extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attention_mma_query_grad(
-    INPUTS, const T* dO, const float2* numbers, T* dQ, float* part, i64 tiles, i64 splits, i64 elements)
+    INPUTS, const T* dO, const Numbers* numbers, T* dQ, float* part, i64 tiles, i64 splits, i64 elements)
 {
     READ_INPUTS
     extern __shared__ uint4 memory[];
@@ -136,7 +126,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
     Byte* const inbox = stages + 2 * (K_BYTES + V_BYTES);
     __shared__ Interval seen[BM];
-    __shared__ float2 own_numbers[BM];
+    __shared__ Numbers own_numbers[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
     if (CLUSTER > 1) cluster_arrive();
     const u32 tile = blockIdx.x / CLUSTER;
@@ -149,7 +139,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, int(q_rows.step), queries - first, d);
     load_tile<BM, HEAD_V>(own_grad, dO + o_rows.at + first * o_rows.step, int(o_rows.step), queries - first, dv);
     for (int r = threadIdx.x; r < BM; r += THREADS) {
-        own_numbers[r] = first + r < queries ? numbers[i64(head) * queries + first + r] : float2{infinity<float>(), 0};
+        own_numbers[r] = first + r < queries ? numbers[i64(head) * queries + first + r] : numbers_of(infinity<float>(), 0);
         seen[r] = sight.of_query(first + r);
     }
     __syncthreads();
@@ -194,7 +184,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                 for (int half = 0; half < 2; ++half) {
                     const int row = fresh(own_row) + 16 * i + lane / 4 + 8 * half;
                     const Interval span = edge ? seen[row] : Interval{0, 1 << 30};
-                    const float2 number = own_numbers[row];
+                    const Numbers number = own_numbers[row];
 #pragma unroll
                     for (int t = 0; t < 4; ++t) {
 #pragma unroll
@@ -231,7 +221,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
 #ifdef KEY_GRAD
 // dK where FOR_K, dV where FOR_V. part: null, or float [splits][as dK, then as dV]
 extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attention_mma_key_grad(
-    INPUTS, const T* dO, const float2* numbers, T* dK, T* dV, float* part, i64 tiles, i64 splits, i64 elements_k,
+    INPUTS, const T* dO, const Numbers* numbers, T* dK, T* dV, float* part, i64 tiles, i64 splits, i64 elements_k,
     i64 elements_v)
 {
     READ_INPUTS
@@ -240,7 +230,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     Byte* const own_value = own + BM * HEAD * sizeof(T);
     Byte* const stages = own_value + BM * HEAD_V * sizeof(T);
     constexpr int Q_BYTES = BN * HEAD * sizeof(T), O_BYTES = BN * HEAD_V * sizeof(T);
-    constexpr int NUMBERS = Q_BYTES + O_BYTES, BYTES = NUMBERS + BN * 8;
+    constexpr int NUMBERS = Q_BYTES + O_BYTES, BYTES = NUMBERS + BN * sizeof(Numbers);
     Byte* const of_keys = stages + 2 * BYTES;  // inboxes
     Byte* const of_values = of_keys + (FOR_K ? INBOX<HEAD> : 0);
     __shared__ Interval seen[BM];
@@ -273,7 +263,8 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
         load_tile<BN, HEAD_V>(to + Q_BYTES, dO + o_rows.at + q0 * o_rows.step, int(o_rows.step), all.end - q0, dv);
         for (int r = threadIdx.x; r < BN; r += THREADS) {
             const bool inside = r < all.end - q0;
-            copy_or_clear(to, NUMBERS + 8 * r, numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0), inside);
+            const Numbers* const from = numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0);
+            copy_or_clear(to, NUMBERS + int(sizeof(Numbers)) * r, from, inside);
         }
     };
     if (n < last) load_stage(stage.of(n), h, q_step);
@@ -308,7 +299,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
                 const int column = 8 * t + 2 * (lane % 4);
-                const Pack<float2, 2> number = *(const Pack<float2, 2>*)(q_tile + NUMBERS + 8 * (32 * j + column));
+                const Numbers* const of_queries = (const Numbers*)(q_tile + NUMBERS) + 32 * j + column;
 #pragma unroll
                 for (int i = 0; i < MT; ++i)
 #pragma unroll
@@ -316,7 +307,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                         const int row = own_row + 16 * i + lane / 4 + e / 2 * 8, q = q0 + column + e % 2;
                         const bool met = !edge || (q >= seen[row].lo && q < seen[row].hi);
                         const bool inside = met && (WHOLE_TILES || sight.shows(h, q, first + row));
-                        slope(s[i][t][e], dp[i][t][e], inside, number.v[e % 2], q, first + row, m, z, at);
+                        slope(s[i][t][e], dp[i][t][e], inside, of_queries[e % 2], q, first + row, m, z, at);
                     }
             }
             if (FOR_V) add_rows<HEAD_V>(to_v, s, o_tile, j);

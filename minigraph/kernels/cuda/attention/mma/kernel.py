@@ -187,7 +187,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
         most = 96 if c.dtype == float32 else 160
     if widest > most:
         limits.append(f"head dimension {widest} exceeds {most}, which is what fits into registers")
-    needed, shared = backward_shared(c, backward_tiles(c, True, False)[0]), SHARED.get(capability, LEAST_SHARED)
+    needed, shared = backward_shared(c, backward_tiles(c, True, False)[0], True), SHARED.get(capability, LEAST_SHARED)
     if needed > shared:
         limits.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
     rows = max(c.heads * widest, *(strides_of(ins[slot], attrs["layout"])[2] for slot in "QKV"))
@@ -234,9 +234,9 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         attention_exact.join(binder, c, ins, attrs, (part, part_sums), results, facts)
 
 
-def backward_shared(c: AttentionSizes, t: MmaTiling) -> int:
-    """Bytes of shared memory of a block, with two numbers for each row of the stages."""
-    return shared_bytes(c, t, sum(widths(c))) + 16 * t.other
+def backward_shared(c: AttentionSizes, t: MmaTiling, general: bool) -> int:
+    """Bytes of shared memory of a block, with the numbers of each row of both stages."""
+    return shared_bytes(c, t, sum(widths(c))) + 2 * t.other * 4 * attention_exact.numbers_of_query(general)
 
 
 def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
@@ -244,17 +244,16 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     c, (q, k, v) = call_of(ins, attrs), (outs.get(slot) for slot in ("Q_grad", "K_grad", "V_grad"))
     general, common = is_general(c, ins, attrs), inputs_of(c, ins, attrs)
     if q is not None or k is not None or v is not None:
-        numbers, grad = binder.scratch((c.rows, 2), float32), ins["Out_grad"]
-        scaled = binder.scratch(grad.shape, grad.dtype) if ins.get("Bias") is not None else None
+        numbers = binder.scratch((c.rows, attention_exact.numbers_of_query(general)), float32)
         t = MmaTiling(1, 32, False, 1)
         tiles = blocks_for(c.queries, t.rows)
         source = source_of(binder, "attention/mma/backward.cu", c, Cut(t, 0), ins, attrs, PREPARE=1)
         binder.launch_source(
-            source, "attention_mma_prepare", tiles * c.batch * c.heads, t.threads, *common, ins["Out"], grad,
-            ins["LogSumExp"], sums_grad(ins), numbers, ABSENT if scaled is None else scaled, i64(tiles),
+            source, "attention_mma_prepare", tiles * c.batch * c.heads, t.threads, *common, ins["Out"],
+            ins["Out_grad"], ins["LogSumExp"], sums_grad(ins), numbers, i64(tiles),
             shared=2 * t.rows * widths(c)[1] * c.dtype.itemsize,
         )  # fmt: skip
-        common += grad if scaled is None else scaled, numbers
+        common += ins["Out_grad"], numbers
     if q is not None:
         _query_grad(binder, c, ins, attrs, common, q)
     for to_k, to_v in ((k, None), (None, v)) if apart(c, general) else ((k, v),):
@@ -267,14 +266,15 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
 def _query_grad(
     binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, common: tuple[Any, ...], to: Buffer
 ) -> None:  # fmt: skip
-    choices = backward_tiles(c, is_general(c, ins, attrs), True)
+    general = is_general(c, ins, attrs)
+    choices = backward_tiles(c, general, True)
     cut = cut_of(binder, choices, c.queries, c.batch * c.heads, c.keys)
     t, splits = cut.tiles, cut.splits
     part = binder.scratch((splits, to.size), float32) if splits > 1 else ABSENT
     binder.launch_source(
         source_of(binder, "attention/mma/backward.cu", c, cut, ins, attrs, QUERY_GRAD=1), "attention_mma_query_grad",
         cut.grid, t.threads, *common, to, part, i64(blocks_for(c.queries, t.rows)), i64(splits), i64(to.size),
-        shared=backward_shared(c, t) + cut.inbox(widths(c)[0]),
+        shared=backward_shared(c, t, general) + cut.inbox(widths(c)[0]),
     )  # fmt: skip
     if isinstance(part, Buffer):
         attention_exact.add_parts(binder, c, ins, attrs, part, to, to.size, splits)
@@ -284,7 +284,8 @@ def _key_grad(
     binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, common: tuple[Any, ...], to_k: Buffer | None,
     to_v: Buffer | None,
 ) -> None:  # fmt: skip
-    choices = backward_tiles(c, is_general(c, ins, attrs), False)
+    general = is_general(c, ins, attrs)
+    choices = backward_tiles(c, general, False)
     cut = cut_of(binder, choices, c.keys, c.batch * c.kv_heads, c.queries, c.heads // c.kv_heads)
     t, splits = cut.tiles, cut.splits
     sizes = [0 if x is None else x.size for x in (to_k, to_v)]
@@ -294,7 +295,7 @@ def _key_grad(
         source_of(binder, "attention/mma/backward.cu", c, cut, ins, attrs, **defines), "attention_mma_key_grad",
         cut.grid, t.threads, *common, ABSENT if to_k is None else to_k, ABSENT if to_v is None else to_v, part,
         i64(blocks_for(c.keys, t.rows)), i64(splits), *map(i64, sizes),
-        shared=backward_shared(c, t) + cut.inbox(*(w for w, x in zip(widths(c), sizes, strict=True) if x)),
+        shared=backward_shared(c, t, general) + cut.inbox(*(w for w, x in zip(widths(c), sizes, strict=True) if x)),
     )  # fmt: skip
     if isinstance(part, Buffer):
         for to, start in ((to_k, 0), (to_v, sizes[0])):

@@ -48,10 +48,11 @@ __device__ __forceinline__ void load_transposed(u32* x, const Byte* tile, int ro
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_place(tile) + row) : "memory");
 }
-// Likewise 8 bytes.
-__device__ __forceinline__ void copy_or_clear(Byte* tile, int place, const float2* from, bool copied) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-                 ::"r"(shared_place(tile) + place), "l"(from), "r"(copied ? 8 : 0) : "memory");
+// Likewise what is known of a query.
+__device__ __forceinline__ void copy_or_clear(Byte* tile, int place, const Numbers* from, bool copied) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
+                 ::"r"(shared_place(tile) + place), "l"(from), "r"(copied ? int(sizeof(Numbers)) : 0),
+                 "n"(sizeof(Numbers)) : "memory");
 }
 #endif
 
