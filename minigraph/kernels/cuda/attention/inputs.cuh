@@ -119,6 +119,8 @@ template <class Shows> __device__ __forceinline__ int next_shown(int n, int last
 
 __device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.4426950408889634f); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return log(x); }
 
 // What changes scores besides the interval. Strides are 0 along axes that broadcast.
 struct Modifiers {
@@ -141,16 +143,21 @@ __device__ __forceinline__ Place place_of(const Modifiers& m, const Sizes& z, i6
 __device__ __forceinline__ bool hides(const Modifiers& m, const Place& at, int q, int k) {
     return m.mask && !m.mask[at.mask + q * m.mask_q + k * m.mask_k];
 }
+// x as a number to choose by: known, the compiler would write what follows twice, for each answer.
+__device__ __forceinline__ bool settled(bool x) {
+    int y = x;
+    asm volatile("" : "+r"(y));
+    return y;
+}
 // The score of query q and key k from their product; `drawn` tells whether a gradient flows back to the product.
 __device__ __forceinline__ C score(C product, int q, int k, const Modifiers& m, const Place& at, bool* drawn) {
     C s = product * m.scale;
     *drawn = true;
 #if GENERAL
     if (m.bias) s += C(up(m.bias[at.bias + q * m.bias_q + k * m.bias_k]));
-    if (hides(m, at, q, k)) {
-        s = m.masked_score;
-        *drawn = false;
-    }
+    const bool hidden = hides(m, at, q, k);
+    if (hidden) s = m.masked_score;
+    *drawn = settled(!hidden);
 #endif
     return s;
 }
@@ -161,28 +168,29 @@ template <class S> __device__ __forceinline__ C grad_of_lse(C lse, const S* grad
     return grads && lse - lse == 0 ? C(grads[row]) : C(0);
 }
 
-// What backward knows of a query: P = exp(S - lse) * factor, dS = P (dP - delta).
+// What backward knows of a query: P = exp(S - lse - rest), dS = P (dP - delta). LSE has a rest where one number would round
+// away how many keys count.
 struct alignas((GENERAL ? 4 : 2) * sizeof(C)) Numbers {
     C lse, delta;
 #if GENERAL
-    C factor;
+    C rest, unused;  // tiles are copied whole
 #endif
 };
 __device__ __forceinline__ Numbers numbers_of(C lse, C delta) {
 #if GENERAL
-    return {lse, delta, C(1)};
+    return {lse, delta, C(0), C(0)};
 #else
     return {lse, delta};
 #endif
 }
-// Whether LSE does not tell how many keys count: Bias puts scores so far from 0 that it rounds their number away, or masked
+// Whether LSE needs a rest: Bias puts scores so far from 0 that it rounds the number of keys away, or it is +inf as masked
 // keys have the largest score.
 __device__ __forceinline__ bool is_far(C lse, const Modifiers& m) {
     if (!GENERAL || lse == -infinity<C>()) return false;
     return m.bias ? (lse < 0 ? -lse : lse) > C(-HIDDEN_WHOLE) : m.mask && lse == infinity<C>();
 }
 #if GENERAL
-// Of a query that is far: the largest score, and 1 / the sum of exponentials below it. One warp.
+// Of a query that is far: the largest score, and the logarithm of the sum of exponentials below it. One warp.
 __device__ __forceinline__ Numbers far_numbers(
     C delta, i64 b, int h, int q, const T* Q, const T* K, const Sizes& z, const Sight& sight, const Modifiers& m)
 {
@@ -205,7 +213,8 @@ __device__ __forceinline__ Numbers far_numbers(
     }
     C most = largest;
     for (int l = 16; l > 0; l >>= 1) most = max_nan(most, C(__shfl_xor_sync(~0u, most, l)));
-    return {most, delta, C(1) / warp_sum(largest == -infinity<C>() ? C(0) : total * exponential(largest - most))};
+    const C sum = warp_sum(largest == -infinity<C>() ? C(0) : total * exponential(largest - most));
+    return {most, delta, logarithm(sum), C(0)};
 }
 #endif
 // The dropout factor of a probability.

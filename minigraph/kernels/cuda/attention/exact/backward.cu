@@ -1,7 +1,7 @@
 // Exact attention, backward: the gradients of Q, K, V and Bias from LSE, each by a kernel of its own.
 //
 //   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out) - dLSE    dS = P (dP - delta)
-//   row_products   LSE and delta [B,H,Sq], with what P is multiplied by where LSE says too little
+//   row_products   LSE, its rest and delta [B,H,Sq]
 //   query_grad     a block owns BM queries, walks over keys:      dQ = scale * sum dS K          3 products
 //   key_grad       a block owns BM keys of a head of K and V and walks over the queries of all heads
 //                  that read it: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                 4 products
@@ -37,10 +37,11 @@ __device__ __forceinline__ Slope slope(
 {
     bool drawn = true;
     const C s = seen ? score(product, q, k, m, at, &drawn) : -infinity<C>();
-    C p = s == -infinity<C>() ? C(0) : exponential(s - of_query.lse);
+    C below = s - of_query.lse;
 #if GENERAL
-    p *= of_query.factor;
+    below -= of_query.rest;
 #endif
+    const C p = s == -infinity<C>() ? C(0) : exponential(below);
     if (p == 0) return {C(0), C(0)};
     const C keep = kept(q, k, m, z, at);
     return {p * keep, drawn ? p * (dp * keep - of_query.delta) : C(0)};

@@ -61,16 +61,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
 // Leaves the probability that counts for values in `s`, the gradient of the score in `dp`. LSE is subtracted before
 // powers of 2 are taken, so that what is rounded is small.
 __device__ __forceinline__ void slope(
-    float& s, float& dp, bool seen, const Numbers& of_query, int q, int k, const Modifiers& m, const Sizes& z,
+    float& s, float& dp, bool seen, Numbers of_query, int q, int k, const Modifiers& m, const Sizes& z,
     const Place& at)
 {
 #if GENERAL
     bool drawn = true;
     float x = seen ? score(s, q, k, m, at, &drawn) : -infinity<float>(), keep = 1;
-    const float p = power_of_two((x - of_query.lse) * LOG2E) * of_query.factor;
+    const float p = power_of_two(fmaf(x - of_query.lse, LOG2E, -of_query.rest * LOG2E));
     if (DROPS && p != 0) keep = kept(q, k, m, z, at);
     s = p * keep;
-    dp = drawn && p != 0 ? p * (dp * keep - of_query.delta) : 0.0f;
+    dp = p * (dp * keep - of_query.delta);
+    if (!drawn || p == 0) dp = 0;
 #else
     s = seen ? power_of_two(fmaf(s, m.scale, -of_query.lse) * LOG2E) : 0.0f;
     dp = s * (dp - of_query.delta);
@@ -299,7 +300,8 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
                 const int column = 8 * t + 2 * (lane % 4);
-                const Numbers* const of_queries = (const Numbers*)(q_tile + NUMBERS) + 32 * j + column;
+                const Numbers* const from = (const Numbers*)(q_tile + NUMBERS) + 32 * j + column;
+                const Numbers of_queries[2] = {from[0], from[1]};
 #pragma unroll
                 for (int i = 0; i < MT; ++i)
 #pragma unroll
