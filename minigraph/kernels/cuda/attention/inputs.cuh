@@ -141,7 +141,7 @@ __device__ __forceinline__ Place place_of(const Modifiers& m, const Sizes& z, i6
     return {b * m.bias_b + h * m.bias_h, b * m.mask_b + h * m.mask_h, u64(b * z.heads + h) * z.queries * z.keys};
 }
 __device__ __forceinline__ bool hides(const Modifiers& m, const Place& at, int q, int k) {
-    return m.mask && !m.mask[at.mask + q * m.mask_q + k * m.mask_k];
+    return MASKED && !m.mask[at.mask + q * m.mask_q + k * m.mask_k];
 }
 // x as a number to choose by: known, the compiler would write what follows twice, for each answer.
 __device__ __forceinline__ bool settled(bool x) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ C score(C product, int q, int k, const Modifiers& m, 
     C s = product * m.scale;
     *drawn = true;
 #if GENERAL
-    if (m.bias) s += C(up(m.bias[at.bias + q * m.bias_q + k * m.bias_k]));
+    if (BIASED && m.bias) s += C(up(m.bias[at.bias + q * m.bias_q + k * m.bias_k]));
     const bool hidden = hides(m, at, q, k);
     if (hidden) s = m.masked_score;
     *drawn = settled(!hidden);
@@ -187,7 +187,7 @@ __device__ __forceinline__ Numbers numbers_of(C lse, C delta) {
 // keys have the largest score.
 __device__ __forceinline__ bool is_far(C lse, const Modifiers& m) {
     if (!GENERAL || lse == -infinity<C>()) return false;
-    return m.bias ? (lse < 0 ? -lse : lse) > C(-HIDDEN_WHOLE) : m.mask && lse == infinity<C>();
+    return BIASED ? (lse < 0 ? -lse : lse) > C(-HIDDEN_WHOLE) : MASKED && lse == infinity<C>();
 }
 #if GENERAL
 // Of a query that is far: the largest score, and the logarithm of the sum of exponentials below it. One warp.
@@ -202,7 +202,9 @@ __device__ __forceinline__ Numbers far_numbers(
     for (int k = seen.lo + threadIdx.x % 32; k < seen.hi; k += 32) {
         if (!sight.shows(h, q, k)) continue;
         C product = 0;
-        for (int x = hides(m, at, q, k) ? z.d : 0; x < z.d; ++x)
+        const int width = hides(m, at, q, k) ? 0 : z.d;
+#pragma unroll 1
+        for (int x = 0; x < width; ++x)
             product += C(up(Q[q_rows.at + q * q_rows.step + x])) * C(up(K[k_rows.at + k * k_rows.step + x]));
         bool drawn;
         const C s = score(product, q, k, m, at, &drawn);

@@ -123,7 +123,7 @@ def _source(file: str, c: AttentionSizes, t: ExactTiling, ins: Slots, attrs: Slo
     defines = {
         "T": CUDA_TYPES[c.dtype], "C": compute_type(c.dtype), "ST": CUDA_TYPES[c.computed],
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
-        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(ins, attrs)),
+        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "BIASED": int(ins.get("Bias") is not None), "MASKED": int(ins.get("Mask") is not None), "GENERAL": int(is_general(ins, attrs)),
         "VEC": next(n for n in (4, 2, 1) if together % n == 0 and n * c.dtype.itemsize <= 16), "RM": t.rows,
         "RN": t.columns, "CHUNK": t.chunk, "CHUNKS_D": t.chunks_d, "CHUNKS_V": t.chunks_v, "LEAST": 2,
         "HIDDEN_WHOLE": HIDDEN_WHOLE, "BLOCK": block_of(ins, attrs), **more,

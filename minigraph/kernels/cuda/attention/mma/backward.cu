@@ -12,7 +12,7 @@
 // For each query of each head: its numbers. rowsum(dO * Out) is found as dP is, from sums that tensor cores cut off alike:
 // where a query sees one key, or one counts, dP - delta is the small difference of the two. LSE is infinite where no key is
 // seen, so that probabilities are 0. dsums: null, or the gradient of LSE.
-extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_mma_prepare(
     INPUTS, const T* Out, const T* dO, const float* sums, const float* dsums, Numbers* numbers, i64 tiles)
 {
     READ_INPUTS
@@ -297,6 +297,12 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
             else clear(dp);
             no_load_moves();
             const bool edge = q0 < mine.full_begin || q0 + 32 > mine.full_end;
+            Interval spans[MT][2];
+#pragma unroll
+            for (int i = 0; i < MT; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    spans[i][half] = edge ? seen[fresh(own_row) + 16 * i + lane / 4 + 8 * half] : Interval{0, 1 << 30};
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
                 const int column = 8 * t + 2 * (lane % 4);
@@ -307,7 +313,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
                         const int row = own_row + 16 * i + lane / 4 + e / 2 * 8, q = q0 + column + e % 2;
-                        const bool met = !edge || (q >= seen[row].lo && q < seen[row].hi);
+                        const bool met = q >= spans[i][e / 2].lo && q < spans[i][e / 2].hi;
                         const bool inside = met && (WHOLE_TILES || sight.shows(h, q, first + row));
                         slope(s[i][t][e], dp[i][t][e], inside, of_queries[e % 2], q, first + row, m, z, at);
                     }

@@ -101,8 +101,8 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                                 float& x = s[i][c][2 * half + e];
                                 x *= product_unit;
                                 if (q_row < queries && k < keys) {
-                                    if (m.bias) x += exponent_of(up(m.bias[at.bias + q_row * m.bias_q + k * m.bias_k]));
-                                    if (m.mask && !m.mask[at.mask + q_row * m.mask_q + k * m.mask_k]) x = masked_unit;
+                                    if (BIASED && m.bias) x += exponent_of(up(m.bias[at.bias + q_row * m.bias_q + k * m.bias_k]));
+                                    if (hides(m, at, q_row, k)) x = masked_unit;
                                     if (!WHOLE_TILES && !sight.shows(h, q_row, k)) x = -infinity<float>();
                                 }
                             }
@@ -173,7 +173,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     const Rows o_rows = rows_of(z, heads, queries, dv, b, h);
     const i64 place = o_rows.at + first * o_rows.step;
     auto is_hidden = [&](float most) {
-        return GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && most == masked_unit;
+        return MASKED && m.masked_score <= float(HIDDEN_WHOLE) && most == masked_unit;
     };
     if (CLUSTER > 1) {
         cluster_wait();
