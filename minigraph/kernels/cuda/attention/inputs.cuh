@@ -168,8 +168,8 @@ template <class S> __device__ __forceinline__ C grad_of_lse(C lse, const S* grad
     return grads && lse - lse == 0 ? C(grads[row]) : C(0);
 }
 
-// What backward knows of a query: P = exp(S - lse - rest), dS = P (dP - delta). LSE has a rest where one number would round
-// away how many keys count.
+// What backward knows of a query: P = exp(S - lse - rest), dS = P (dP - delta). LSE has a rest where one number would
+// round away how many keys count.
 struct alignas((GENERAL ? 4 : 2) * sizeof(C)) Numbers {
     C lse, delta;
 #if GENERAL
@@ -183,8 +183,8 @@ __device__ __forceinline__ Numbers numbers_of(C lse, C delta) {
     return {lse, delta};
 #endif
 }
-// Whether LSE needs a rest: Bias puts scores so far from 0 that it rounds the number of keys away, or it is +inf as masked
-// keys have the largest score.
+// Whether LSE needs a rest: Bias puts scores so far from 0 that it rounds the number of keys away, or it is +inf as
+// masked keys have the largest score.
 __device__ __forceinline__ bool is_far(C lse, const Modifiers& m) {
     if (!GENERAL || lse == -infinity<C>()) return false;
     return BIASED ? (lse < 0 ? -lse : lse) > C(-HIDDEN_WHOLE) : MASKED && lse == infinity<C>();

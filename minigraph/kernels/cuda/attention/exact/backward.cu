@@ -33,7 +33,8 @@ struct Slope {
     C p, ds;
 };
 __device__ __forceinline__ Slope slope(
-    C product, C dp, bool seen, const Numbers& of_query, int q, int k, const Modifiers& m, const Sizes& z, const Place& at)
+    C product, C dp, bool seen, const Numbers& of_query, int q, int k, const Modifiers& m, const Sizes& z,
+    const Place& at)
 {
     bool drawn = true;
     const C s = seen ? score(product, q, k, m, at, &drawn) : -infinity<C>();

@@ -123,10 +123,10 @@ def _source(file: str, c: AttentionSizes, t: ExactTiling, ins: Slots, attrs: Slo
     defines = {
         "T": CUDA_TYPES[c.dtype], "C": compute_type(c.dtype), "ST": CUDA_TYPES[c.computed],
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
-        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "BIASED": int(ins.get("Bias") is not None), "MASKED": int(ins.get("Mask") is not None), "GENERAL": int(is_general(ins, attrs)),
+        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(ins, attrs)),
         "VEC": next(n for n in (4, 2, 1) if together % n == 0 and n * c.dtype.itemsize <= 16), "RM": t.rows,
         "RN": t.columns, "CHUNK": t.chunk, "CHUNKS_D": t.chunks_d, "CHUNKS_V": t.chunks_v, "LEAST": 2,
-        "HIDDEN_WHOLE": HIDDEN_WHOLE, "BLOCK": block_of(ins, attrs), **more,
+        "HIDDEN_WHOLE": HIDDEN_WHOLE, **modifiers_of(ins), "BLOCK": block_of(ins, attrs), **more,
     }  # fmt: skip
     head = full_source("record/philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     return head + read_source("attention/inputs.cuh") + read_source("attention/exact/tiles.cuh") + read_source(file)
@@ -135,6 +135,11 @@ def _source(file: str, c: AttentionSizes, t: ExactTiling, ins: Slots, attrs: Slo
 def is_general(ins: Slots, attrs: Slots) -> bool:
     """Whether scores change by more than an interval."""
     return ins.get("Bias") is not None or ins.get("Mask") is not None or drops(attrs)
+
+
+def modifiers_of(ins: Slots) -> dict[str, int]:
+    """Which of them there are, for the compiler."""
+    return {"BIASED": int(ins.get("Bias") is not None), "MASKED": int(ins.get("Mask") is not None)}
 
 
 def drops(attrs: Slots) -> bool:

@@ -202,11 +202,11 @@ def source_of(binder: Binder, file: str, c: AttentionSizes, cut: Cut, ins: Slots
     defines = {
         "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 0 if c.dtype != float32 else 1 if binder.tf32 else 3,
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
-        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "BIASED": int(ins.get("Bias") is not None), "MASKED": int(ins.get("Mask") is not None), "GENERAL": int(is_general(c, ins, attrs)),
+        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(c, ins, attrs)),
         "DROPS": int(drops(attrs)), "ALIGNED": int(is_aligned(c)), "HEAD": head,
         "HEAD_V": head_v, "FILLED_D": blocks_for(c.d, 16) * 16, "FILLED_V": blocks_for(c.dv, 16) * 16,
         "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
-        "LEAST": t.blocks, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE,
+        "LEAST": t.blocks, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE, **attention_exact.modifiers_of(ins),
         "BLOCK": attention_exact.block_of(ins, attrs), **more,
     }  # fmt: skip
     start = full_source("record/philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
