@@ -21,11 +21,12 @@ from tests.support.connected import ended, free_port, started
 from tests.support.in_threads import in_threads
 from tests.support.parallel_training import trained
 
+LATE = 2.0  # seconds for who does not come: those who do are there by then on a busy machine, too
+
 
 @pytest.fixture
 def meeting(monkeypatch):
     monkeypatch.setattr(connections, "LOOK", 0.05)
-    monkeypatch.setattr(connections, "GRACE", 0.5)
     return MeetingPoint("127.0.0.1", free_port(), b"key")
 
 
@@ -97,8 +98,8 @@ def test_a_rank_that_hangs_is_named_by_all(meeting):
         finally:
             over.wait()  # until then rank 2 is there and does nothing
 
-    found = together(work, meeting, timeout=0.5)
-    assert all("rank 2 did not come to all_reduce float64[3] within 0.5 s" in str(e) for e in found[:2]), found
+    found = together(work, meeting, timeout=LATE)
+    assert all("rank 2 did not come to all_reduce float64[3] within 2 s" in str(e) for e in found[:2]), found
 
 
 def test_ranks_that_differ_in_their_calls_are_named(meeting):
@@ -119,7 +120,7 @@ def test_an_error_stays(meeting):
 
 
 def test_who_does_not_come_is_named(meeting):
-    found = together(lambda group: group, meeting, ranks=2, size=4, timeout=0.5)
+    found = together(lambda group: group, meeting, ranks=2, size=4, timeout=LATE)
     assert all("rank 2, rank 3 did not come to 127.0.0.1" in str(e) for e in found), found
 
 
@@ -130,7 +131,8 @@ def test_a_master_that_is_not_there_is_an_error_within_the_timeout(meeting):
         ConnectedGroup(MeetingPoint("no.such.host.invalid", 1, b"key"), 1, 2, 0.3)
 
 
-def test_a_master_that_says_nothing_is_an_error_within_the_timeout(meeting):
+def test_a_master_that_says_nothing_is_an_error_within_the_timeout(meeting, monkeypatch):
+    monkeypatch.setattr(connections, "GRACE", 0.5)
     with socket.socket() as silent:
         silent.bind((meeting.host, meeting.port))
         silent.listen()
