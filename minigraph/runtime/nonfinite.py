@@ -203,6 +203,8 @@ def _hint(schedule: Schedule, step: Step, finding: Finding) -> str | None:
     if finding.source is None:
         read = [schedule.values[i] for i in step.read]
         names = dict.fromkeys(as_user_names_it(v.name, schedule.program) for v in read if looked_at(v))
+        if names and schedule.program.parent is not None:  # what a block computes cannot be fetched
+            return f"call {', '.join(f'static.Print({name})' for name in list(names)[:3])} to see what it was given"
         return f"fetch {', '.join(list(names)[:3])} to see what it was given" if names else None
     value, program = schedule.values[finding.source[0]], schedule.program
     if value.persistable:

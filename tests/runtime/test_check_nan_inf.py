@@ -267,6 +267,7 @@ def test_of_a_loop_step_and_round_are_named(nested):
     rounds = " in round 2 of while_loop_0.body" + " in round 0 of while_loop_0.body" * nested
     said, wanted = (re.sub(r"loop_\d+", "loop", s) for s in (str(problem), f"{rounds} in step 2, counted from 0;"))
     assert wanted in said, said
+    assert re.search(r"hint: call static\.Print\(\S+\) to see what it was given$", said, re.M), said
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
