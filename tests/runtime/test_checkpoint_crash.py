@@ -221,6 +221,28 @@ def test_a_single_file_whose_folder_cannot_be_synced_is_written(tmp_path: Path, 
     assert names(tmp_path) == ["w"]
 
 
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO], ids=errno.errorcode.get)
+def test_a_name_that_was_given_although_the_disk_says_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As on a network whose first answer was lost: an error of a save says that what was there still is."""
+    trained, real = Trained(), os.replace
+
+    def replace(*args: Any, **named: Any) -> None:
+        real(*args, **named)
+        raise OSError(number, os.strerror(number))
+
+    mg.save({"w": np.zeros(3)}, tmp_path / "w")
+    trained.save(tmp_path / "m", OLD)
+    monkeypatch.setattr(os, "replace", replace)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mg.save({"w": np.ones(3)}, tmp_path / "w")
+        trained.save(tmp_path / "m", NEW)
+    np.testing.assert_array_equal(mg.load(tmp_path / "w")["w"], np.ones(3))
+    assert trained.loaded(tmp_path / "m") == NEW and names(tmp_path) == [*FILES, "w"]
+
+
 def test_a_file_that_was_read_may_complain_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, real = Trained(), os.close
     trained.save(tmp_path / "m", OLD)
@@ -505,7 +527,7 @@ def test_a_lock_that_is_gone_each_time_is_an_error(tmp_path: Path, monkeypatch: 
     saved(tmp_path)
     monkeypatch.setattr(storage, "LOCK_TRIES", 50)
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "_is_still", lambda *_: False)
+        patched.setattr(storage, "_is_at", lambda *_: False)
         trained, mine = Trained(), tmp_path / "x"
         for action in (lambda: trained.save(tmp_path / "m", NEW), lambda: mg.save({"a": np.ones(2)}, mine)):
             with pytest.raises(ProgramError, match=r"cannot (lock|write) .*: it is gone each time that it was made"):

@@ -108,8 +108,17 @@ def write_new(path: str, parts: Iterable[bytes | memoryview], folder: int) -> No
 
 
 def rename(old: str, new: str, folder: int) -> None:
-    """Give a file another name, in place of what has that one."""
-    os.replace(os.path.basename(old), os.path.basename(new), src_dir_fd=folder, dst_dir_fd=folder)
+    """Give a file another name, in place of what has that one.
+
+    A disk of the network may have done it and say that it failed: the first answer was lost, and it was asked again.
+    """
+    old, new = os.path.basename(old), os.path.basename(new)
+    file = os.lstat(old, dir_fd=folder)
+    try:
+        os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        if exists(old, folder) or not _is_at(new, folder, file):
+            raise
 
 
 def remove(path: str, folder: int) -> None:
@@ -205,7 +214,7 @@ def locked(path: str, folder: int) -> Iterator[None]:
             mine = found
             _locks[mine] = descriptor
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            alone = _is_still(path, folder, descriptor)
+            alone = _is_at(path, folder, os.fstat(descriptor))
             if alone:
                 yield
                 return
@@ -243,9 +252,10 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _is_still(path: str, folder: int, descriptor: int) -> bool:
+def _is_at(path: str, folder: int, file: os.stat_result) -> bool:
+    """Whether this file has that name."""
     try:
-        return os.path.samestat(os.lstat(os.path.basename(path), dir_fd=folder), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(os.path.basename(path), dir_fd=folder), file)
     except FileNotFoundError:
         return False
 
