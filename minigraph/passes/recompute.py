@@ -45,8 +45,10 @@ class Segments:
     def is_kept(self, v: VarNode) -> bool:
         """Whether a value must stay from forward to backward."""
         op = v.producer
-        own = self.of.get(op) if op is not None else None
-        if own is None or own == self.last or v.pinned is not None or not runs_twice(op) or self._reads_old(op):
+        if op is None or v.pinned is not None or not runs_twice(op) or self._reads_old(op):
+            return True
+        own = self.of.get(op, self.last)
+        if own == self.last:
             return True
         return any(self.of.get(reader, own) != own for reader in v.read_by)
 
@@ -81,9 +83,9 @@ def forward_of(graph: Graph) -> list[OpNode]:
     return ops[:end]
 
 
-def runs_twice(op: OpNode | None) -> bool:
+def runs_twice(op: OpNode) -> bool:
     """Whether a second run of an operator changes nothing but its own results."""
-    if op is None or any(trait in op.opdef.traits for trait in TWICE_NEVER):
+    if any(trait in op.opdef.traits for trait in TWICE_NEVER):
         return False
     return not any(v.persistable or v.version or v.next_version is not None for v in op.output_vars)
 
