@@ -17,7 +17,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -36,7 +36,8 @@ class CallSite(NamedTuple):
     def __str__(self) -> str:
         path = self.filename
         if os.path.isabs(path):
-            path = min(os.path.relpath(path), path, key=len)
+            with suppress(OSError):  # the working directory may be gone
+                path = min(os.path.relpath(path), path, key=len)
         return f"{path}:{self.line}"
 
     def text(self) -> str:

@@ -9,7 +9,8 @@ reader. Memory becomes that of the cuts and of one segment, for about one more f
 a copy has its operator's number, so it draws the same random numbers.
 
 A cut is the narrowest place near each n-th part of what forward writes: where the fewest bytes are handed on. Operators
-that cannot run twice, those with side effects or that update a persistable, are not copied; what they write is kept.
+that cannot run twice, those with side effects or that update a persistable or read what forward updates behind them,
+are not copied; what they write is kept.
 Gradients are linked to the copies, so that other rules take both.
 
 Source: Chen and others, Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
@@ -44,10 +45,16 @@ class Segments:
     def is_kept(self, v: VarNode) -> bool:
         """Whether a value must stay from forward to backward."""
         op = v.producer
-        own = self.of.get(op) if op is not None else None
-        if own is None or own == self.last or v.pinned is not None or not runs_twice(op):
+        if op is None or v.pinned is not None or not runs_twice(op) or self._reads_old(op):
+            return True
+        own = self.of.get(op, self.last)
+        if own == self.last:
             return True
         return any(self.of.get(reader, own) != own for reader in v.read_by)
+
+    def _reads_old(self, op: OpNode) -> bool:
+        """Whether it reads what forward updates later, as the running averages of a norm."""
+        return any(v.next_version is not None and v.next_version.producer in self.of for v in op.input_vars)
 
     def needed(self, number: int) -> tuple[list[OpNode], OpNode | None]:
         """The operators of a segment whose values backward reads and nobody keeps; the first that needs them."""
@@ -76,9 +83,9 @@ def forward_of(graph: Graph) -> list[OpNode]:
     return ops[:end]
 
 
-def runs_twice(op: OpNode | None) -> bool:
+def runs_twice(op: OpNode) -> bool:
     """Whether a second run of an operator changes nothing but its own results."""
-    if op is None or any(trait in op.opdef.traits for trait in TWICE_NEVER):
+    if any(trait in op.opdef.traits for trait in TWICE_NEVER):
         return False
     return not any(v.persistable or v.version or v.next_version is not None for v in op.output_vars)
 

@@ -31,7 +31,6 @@ from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.checkpoint.foreign import PREFIX, foreign
 from minigraph.runtime.checkpoint.paths import shown, text_of
 from minigraph.runtime.checkpoint.single import file_path, read_arrays, read_file, write_file
-from minigraph.runtime.checkpoint.storage import exists
 from minigraph.runtime.checkpoint.tensors import packed, unpacked
 from minigraph.runtime.executor import Executor
 
@@ -136,8 +135,8 @@ def _read(prefix: str, model: Any, params: Any) -> tuple[Program, dict[str, np.n
         file_path(os.path.join(folder, text_of(name, what))) if name is not None else prefix + ending
         for what, name, ending in (("model_filename", model, MODEL), ("params_filename", params, PARAMS))
     )
-    there = exists(model)
-    text = read_file(model) if there or not exists(params) else b""
+    there = os.path.lexists(model)
+    text = read_file(model) if there or not os.path.lexists(params) else b""
     if text and (why := foreign(text[:PREFIX])):
         raise DAMAGED(f"{shown(model)} is {why[0]}", hint=why[1])
     state = read_arrays(params)

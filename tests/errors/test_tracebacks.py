@@ -65,6 +65,14 @@ def test_a_script_ends_with_the_users_line(word, tmp_path):
     assert word == "full" or "return mg.matmul(x, x)" in frames.splitlines()[-2]
 
 
+def test_an_error_has_its_text_where_the_working_directory_is_gone(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert f"called at {__file__}:" in str(caught()) or f"built at {__file__}:" in str(caught())
+
+
 def test_the_error_has_all_frames_before_and_after():
     error = caught()
     whole, message = error.__traceback__, str(error)

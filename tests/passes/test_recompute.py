@@ -127,12 +127,19 @@ def test_values_inside_a_segment_can_be_fetched():
     assert same_bits(plain, again)
 
 
-def test_states_are_updated_once():
-    """Running averages of batch norm: operators that write them are not copied."""
+@pytest.mark.parametrize("how", ["pass", "checkpoints"])
+def test_states_are_updated_once(how):
+    """Running averages of batch norm: operators that write them, or read what they were, are not copied."""
     main, startup, loss, _ = network(batch_norm=True)
     plain, one = grads(main, main, startup, loss)
-    again, other = grads(main, CompiledProgram(main, BuildStrategy(**ON)), startup, loss)
+    cut, startup, loss, _ = network("names" if how == "checkpoints" else None, batch_norm=True)
+    program = cut if how == "checkpoints" else CompiledProgram(cut, BuildStrategy(**ON))
+    again, other = grads(cut, program, startup, loss)
     assert same_bits(plain, again)
+    ops = program.after.ops if isinstance(program, CompiledProgram) else program.ops
+    types = Counter(op.type for op in ops)
+    copied = Counter(op.type for op in ops if any(".again" in name for name in op.output_arg_names))
+    assert copied["rsqrt"] > LAYERS // 2 and not copied["used_statistics"] and types["running_average"] == 2 * LAYERS
     states = [p.name for p in main.all_parameters() if not p.trainable]
     assert len(states) == 2 * LAYERS
     assert all(np.array_equal(one.read(name), other.read(name)) for name in states)

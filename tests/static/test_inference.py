@@ -153,7 +153,7 @@ def test_a_failed_write_leaves_the_model_before(net, tmp_path: Path, monkeypatch
     static.save_inference_model(tmp_path / "net", x, out, exe)
     before = (tmp_path / "net.pdiparams").read_bytes()
 
-    def full(path: str, parts: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(storage, "write_new", full)

@@ -126,8 +126,7 @@ class ForgetfulDisk(FailingDisk):
         return watched
 
     def _open(self, descriptor: int, path: str, flags: int, *_: Any) -> None:
-        self.descriptors[descriptor] = path
-        name = os.path.basename(path)
+        name = self.descriptors[descriptor] = os.path.basename(path)
         if flags & os.O_CREAT and name not in self.now:
             number = next(self.numbers)
             self._change(lambda names: names.update({name: number}))
@@ -136,11 +135,11 @@ class ForgetfulDisk(FailingDisk):
         """It is lost unless it is synced."""
 
     def _fsync(self, _: None, descriptor: int) -> None:
-        path = Path(self.descriptors[descriptor])
-        if path == self.folder:
+        name = self.descriptors[descriptor]
+        if name == ".":
             self.names_there, self.pending = dict(self.now), []
         else:
-            self.synced[self.now[path.name]] = path.read_bytes()
+            self.synced[self.now[name]] = (self.folder / name).read_bytes()
 
     def _replace(self, _: None, old: str, new: str) -> None:
         number = self.now[os.path.basename(old)]

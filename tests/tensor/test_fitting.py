@@ -108,6 +108,23 @@ def test_gradients_of_an_assignment():
     np.testing.assert_array_equal(values[1], 4 * np.arange(4.0))
 
 
+@pytest.mark.parametrize("index", [1, (slice(None), 0), slice(None, None, -1), slice(None)])
+def test_setitem_in_a_branch(index):
+    """Of a value from outside, and its gradient."""
+    given = np.arange(6.0).reshape(2, 3)
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()):
+        x = mg.static.data("x", [2, 3], "float64")
+        out = mg.static.nn.cond(mg.sum(x) > 0, lambda: mg.static.setitem(x, index, x[0, 1] * 2), lambda: x * 1)
+        (grad,) = mg.static.gradients([out], [x])
+    found, slope = mg.static.Executor(mg.CPUPlace()).run(main, {"x": given}, [out, grad])
+    expected, ones = given.copy(), np.ones((2, 3))
+    expected[index], ones[index] = given[0, 1] * 2, 0
+    ones[0, 1] += 2 * (6 - ones.sum())
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(slope, ones)
+
+
 REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
     ("static.setitem", lambda x: x.__setitem__(0, 1.0)),
     ("value is assign_value_0.tmp_0: f64[3], x[index] is", lambda x: mg.static.setitem(x, 1, np.ones(3))),

@@ -11,7 +11,6 @@ after step 2, and removes what one left that was interrupted before.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import warnings
@@ -43,21 +42,11 @@ def commit(path: str, state_of: Callable[[str], State]) -> None:
     A ProgramError says that the state before still is the current one. Where only the lasting names could not be
     given, a warning says so: the new state is the current one, and the next save gives them.
     """
-    folder = os.path.dirname(path) or "."
     try:
-        storage.make_folder(folder)
-        path = storage.settled(path)
-    except OSError as problem:
-        raise storage.problem_with("make", folder, problem) from None
-    folder = os.path.dirname(path)
-    for kind in (*KINDS, MANIFEST):
-        if storage.is_folder(plain(path, kind)):
-            raise STORAGE(f"cannot write {shown(plain(path, kind))}: it is a folder")
-    try:
-        with storage.locked(plain(path, LOCK)):
-            problem = _commit_alone(path, folder, state_of)
+        with storage.held(os.path.dirname(path) or ".") as folder:
+            problem = _commit_in(path, folder, state_of)
     except OSError as failure:
-        raise storage.problem_with("lock", plain(path, LOCK), failure) from None
+        raise storage.problem_with("make", os.path.dirname(path) or ".", failure) from None
     if problem is not None:
         warnings.warn(
             f"{shown(path)} is saved and can be loaded, but its files could not get their lasting names:"
@@ -66,22 +55,34 @@ def commit(path: str, state_of: Callable[[str], State]) -> None:
         )
 
 
-def _commit_alone(path: str, folder: str, state_of: Callable[[str], State]) -> OSError | None:
-    """What `commit` does while it holds the lock; returns why step 3 failed."""
-    before = _current(path)
+def _commit_in(path: str, folder: int, state_of: Callable[[str], State]) -> OSError | None:
+    """What `commit` does while it holds the folder; returns why step 3 failed."""
+    for kind in (*KINDS, MANIFEST):
+        if storage.is_folder(plain(path, kind), folder):
+            raise STORAGE(f"cannot write {shown(plain(path, kind))}: it is a folder")
+    try:
+        with storage.locked(plain(path, LOCK), folder):
+            return _commit_alone(path, folder, state_of)
+    except OSError as problem:
+        raise storage.problem_with("lock", plain(path, LOCK), problem) from None
+
+
+def _commit_alone(path: str, folder: int, state_of: Callable[[str], State]) -> OSError | None:
+    """What it does while it holds the lock, too."""
+    before = _current(path, folder)
     try:
         if before is not None:
-            _finish(path, before)
+            _finish(path, folder, before)
         _sweep(path, folder, before)
     except OSError as problem:
-        raise storage.problem_with("tidy up", folder, problem) from None
+        raise storage.problem_with("tidy up", os.path.dirname(path) or ".", problem) from None
     token = secrets.token_hex(8)
     state = state_of(token)
     made = Manifest(token, {}, state.training)
     try:
         _write(path, folder, made, state.files)
     except BaseException as problem:
-        current = _current(path)
+        current = _current(path, folder)
         done = current is not None and current.token == token
         if not done:
             _try_to_sweep(path, folder, current)
@@ -89,39 +90,34 @@ def _commit_alone(path: str, folder: str, state_of: Callable[[str], State]) -> O
             raise
     try:
         storage.sync_folder(folder)  # else a crash could undo step 2 and not step 3
-        _require_current(path, made)
-        _finish(path, made)
+        _finish(path, folder, made)
         _sweep(path, folder, made)
     except OSError as problem:
         return problem
     return None
 
 
-def _write(path: str, folder: str, manifest: Manifest, files: Mapping[str, Packed]) -> None:
+def _write(path: str, folder: int, manifest: Manifest, files: Mapping[str, Packed]) -> None:
     """Steps 1 and 2."""
     at = plain(path, MANIFEST)
     try:
         for kind, packed in files.items():
             at = plain(path, kind)
-            storage.write_new(fresh(path, kind, manifest.token), packed.parts())
+            storage.write_new(fresh(path, kind, manifest.token), packed.parts(), folder)
             manifest.files[kind] = packed.record()
         at = plain(path, MANIFEST)
-        storage.write_new(fresh(path, MANIFEST, manifest.token), [manifest.dumped()])
+        storage.write_new(fresh(path, MANIFEST, manifest.token), [manifest.dumped()], folder)
         storage.sync_folder(folder)
-        for kind in files:  # one may be gone: the folder was renamed, and another one has its name
-            at = plain(path, kind)
-            storage.require_there(fresh(path, kind, manifest.token))
-        at = plain(path, MANIFEST)
-        storage.rename(fresh(path, MANIFEST, manifest.token), at)
+        storage.rename(fresh(path, MANIFEST, manifest.token), at, folder)
     except OSError as problem:
         raise storage.problem_with("write", at, problem) from None
 
 
-def _current(path: str) -> Manifest | None:
+def _current(path: str, folder: int) -> Manifest | None:
     """The manifest of the current state, None where there is none or it cannot be read."""
     at = plain(path, MANIFEST)
     try:
-        descriptor = storage.open_file(at)
+        descriptor = storage.open_file(at, folder)
     except OSError:
         return None
     try:
@@ -132,24 +128,17 @@ def _current(path: str) -> Manifest | None:
         storage.close(descriptor)
 
 
-def _require_current(path: str, manifest: Manifest) -> None:
-    """An OSError where another state is here: the folder was renamed, and its name is another one's."""
-    current = _current(path)
-    if current is None or current.token != manifest.token:
-        raise OSError(errno.ENOENT, "their folder has another name now")
-
-
-def _finish(path: str, manifest: Manifest) -> None:
+def _finish(path: str, folder: int, manifest: Manifest) -> None:
     """Step 3."""
     for kind in KINDS:
         made = fresh(path, kind, manifest.token)
         if kind not in manifest.files:
-            storage.remove(plain(path, kind))
-        elif storage.exists(made):
-            storage.rename(made, plain(path, kind))
+            storage.remove(plain(path, kind), folder)
+        elif storage.exists(made, folder):
+            storage.rename(made, plain(path, kind), folder)
 
 
-def _sweep(path: str, folder: str, current: Manifest | None) -> None:
+def _sweep(path: str, folder: int, current: Manifest | None) -> None:
     """Remove what crashes left, also under the names that former versions of minigraph gave.
 
     Where a manifest is there that could not be read, nobody knows which files it names: all stay.
@@ -160,9 +149,9 @@ def _sweep(path: str, folder: str, current: Manifest | None) -> None:
     for name in names:
         own, process = token_of(path, name), former_saver(path, name)
         if (own is not None and own != token) or (process is not None and not storage.lives(process)):
-            storage.remove(os.path.join(folder, name))
+            storage.remove(name, folder)
 
 
-def _try_to_sweep(path: str, folder: str, current: Manifest | None) -> None:
+def _try_to_sweep(path: str, folder: int, current: Manifest | None) -> None:
     with suppress(OSError):  # the next save tries again
         _sweep(path, folder, current)

@@ -65,23 +65,19 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> None:
     """Who holds the lock is the only one who writes: what a crash left is known, and goes with the next save."""
     problem: OSError | None = None
-    storage.refuse_device(path)
-    storage.make_folder(os.path.dirname(path) or ".")
-    path = storage.settled(path)
-    folder = os.path.dirname(path)
-    with storage.locked(f"{path}.{LOCK}"):
+    with storage.held(os.path.dirname(path) or ".") as folder, storage.locked(f"{path}.{LOCK}", folder):
+        storage.refuse_device(path, folder)
         for ending, content in (beside or {}).items():
-            _put(path + ending, content)
+            _put(path + ending, content, folder)
         if beside:
             storage.sync_folder(folder)
-        _put(path, parts)
+        _put(path, parts, folder)
         try:
             storage.sync_folder(folder)
         except OSError as failure:
             problem = failure
         else:
-            if all(storage.exists(path + ending) for ending in beside or ()):  # else the folder was renamed meanwhile
-                _sweep(path, folder, beside)
+            _sweep(path, folder, beside)
     if problem is not None:
         warnings.warn(
             f"{shown(path)} is written, but after a loss of power what was there may be back: its folder could not be"
@@ -90,19 +86,19 @@ def _replace(path: str, parts: Parts, beside: Mapping[str, Parts] | None) -> Non
         )
 
 
-def _put(path: str, parts: Parts) -> None:
+def _put(path: str, parts: Parts, folder: int) -> None:
     fresh = f"{path}.{PARTIAL}"
     try:
-        storage.remove(fresh)
-        storage.write_new(fresh, parts)
-        storage.rename(fresh, path)
+        storage.remove(fresh, folder)
+        storage.write_new(fresh, parts, folder)
+        storage.rename(fresh, path, folder)
     except BaseException:
         with suppress(OSError):
-            storage.remove(fresh)
+            storage.remove(fresh, folder)
         raise
 
 
-def _sweep(path: str, folder: str, beside: Iterable[str] | None) -> None:
+def _sweep(path: str, folder: int, beside: Iterable[str] | None) -> None:
     """Remove files that `path` named before, and what crashes left of such; what stays goes the next time."""
     if beside is None:  # a kind of file that names none
         return
@@ -111,7 +107,7 @@ def _sweep(path: str, folder: str, beside: Iterable[str] | None) -> None:
         for name in storage.names_in(folder):
             ending = name.removeprefix(own).removesuffix(f".{PARTIAL}")
             if name.startswith(own) and BESIDE.fullmatch(ending) and name not in kept:
-                storage.remove(os.path.join(folder, name))
+                storage.remove(name, folder)
 
 
 def read_file(path: str) -> bytes:

@@ -1,7 +1,8 @@
 """Bytes to files and back. Every call of the system that a checkpoint makes stands here.
 
 Nothing waits for a FIFO or a device: only regular files are read and written. A file is new, written
-whole and forced to the disk; names change by renaming alone.
+whole and forced to the disk; names change by renaming alone. Who writes holds the folder: each call
+finds the last name of its path in that one, whatever is renamed or linked meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from .paths import shown
 
 PIECE = 64 << 20  # bytes of one call: an interrupt is seen between two
 
+HELD_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # needs no right to list names
+
 LOCK_TRIES = 10_000  # somebody else saves between two of them
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -33,9 +36,21 @@ def problem_with(action: str, path: str, problem: OSError) -> ProgramError:
     return STORAGE(f"cannot {action} {shown(path)}: {problem.strerror or problem}")
 
 
-def open_file(path: str) -> int:
-    """A descriptor of a regular file; an OSError for what is none."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+@contextmanager
+def held(folder: str) -> Iterator[int]:
+    """A descriptor of a folder, which is made where there is none."""
+    make_folder(folder)
+    descriptor = os.open(folder, HELD_FLAGS)
+    try:
+        yield descriptor
+    finally:
+        close(descriptor)
+
+
+def open_file(path: str, folder: int | None = None) -> int:
+    """A descriptor of a regular file; an OSError for what is none. Without a held folder the path is followed."""
+    name = path if folder is None else os.path.basename(path)
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
@@ -75,9 +90,10 @@ def read_whole(descriptor: int, limit: int) -> bytes:
     return bytes(content)
 
 
-def write_new(path: str, parts: Iterable[bytes | memoryview]) -> None:
+def write_new(path: str, parts: Iterable[bytes | memoryview], folder: int) -> None:
     """A new file with these bytes, on the disk when this returns."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(os.path.basename(path), flags, 0o666, dir_fd=folder)
     try:
         for part in parts:
             rest = memoryview(part)
@@ -91,45 +107,57 @@ def write_new(path: str, parts: Iterable[bytes | memoryview]) -> None:
         os.close(descriptor)
 
 
-def rename(old: str, new: str) -> None:
-    """Give a file another name, in place of what has that one."""
-    os.replace(old, new)
+def rename(old: str, new: str, folder: int) -> None:
+    """Give a file another name, in place of what has that one.
+
+    A disk of the network may have done it and say that it failed: the first answer was lost, and it was asked again.
+    """
+    old, new = os.path.basename(old), os.path.basename(new)
+    file = os.lstat(old, dir_fd=folder)
+    try:
+        os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        if exists(old, folder) or not _is_at(new, folder, file):
+            raise
 
 
-def remove(path: str) -> None:
+def remove(path: str, folder: int) -> None:
     """Remove a file; nothing to do where there is none."""
     with suppress(FileNotFoundError):
-        os.unlink(path)
+        os.unlink(os.path.basename(path), dir_fd=folder)
 
 
-def is_folder(path: str) -> bool:
+def is_folder(path: str, folder: int | None = None) -> bool:
     """Whether a folder has this name, which no file can then get."""
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        return stat.S_ISDIR(os.lstat(path if folder is None else os.path.basename(path), dir_fd=folder).st_mode)
     except OSError:
         return False
 
 
-def refuse_device(path: str) -> None:
+def refuse_device(path: str, folder: int) -> None:
     """An OSError for a device: a user who may would replace /dev/null."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        mode = os.lstat(path).st_mode
+    with suppress(FileNotFoundError):
+        mode = os.lstat(os.path.basename(path), dir_fd=folder).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise OSError(errno.EINVAL, "it is a device")
 
 
-def require_there(path: str) -> None:
-    """An OSError where nothing has this name."""
-    os.lstat(path)
+def exists(path: str, folder: int) -> bool:
+    try:
+        os.lstat(os.path.basename(path), dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
 
 
-def exists(path: str) -> bool:
-    return os.path.lexists(path)
-
-
-def names_in(folder: str) -> list[str]:
+def names_in(folder: int) -> list[str]:
     """What stands in a folder."""
-    return sorted(os.listdir(folder))
+    descriptor = _opened(folder)
+    try:
+        return sorted(os.listdir(descriptor))
+    finally:
+        close(descriptor)
 
 
 def make_folder(folder: str) -> None:
@@ -140,18 +168,21 @@ def make_folder(folder: str) -> None:
         folder = os.path.dirname(folder)
     for new in reversed(made):
         os.makedirs(new, exist_ok=True)
-        sync_folder(os.path.dirname(new) or ".")
+        parent = os.open(os.path.dirname(new) or ".", HELD_FLAGS)
+        try:
+            sync_folder(parent)
+        finally:
+            close(parent)
 
 
-def settled(path: str) -> str:
-    """A path that stays where it is now, whatever links and the working directory are changed to meanwhile."""
-    folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder or ".", strict=True), name)
+def _opened(folder: int) -> int:
+    """A held folder as one that can be read."""
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
 
 
-def sync_folder(folder: str) -> None:
+def sync_folder(folder: int) -> None:
     """Force the names in a folder to the disk, where its file system knows how; one of the network may not."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _opened(folder)
     try:
         os.fsync(descriptor)
     except OSError as problem:
@@ -162,14 +193,14 @@ def sync_folder(folder: str) -> None:
 
 
 @contextmanager
-def locked(path: str) -> Iterator[None]:
+def locked(path: str, folder: int) -> Iterator[None]:
     """Whoever holds the lock at `path` is alone, among threads and processes; others wait.
 
     The file is there while somebody holds the lock; one that a crash left is taken over. An interrupt at any instant
     leaves no lock behind. Errors: ProgramError where this thread has the lock, around the signal handler that asks.
     """
     for _ in range(LOCK_TRIES):
-        descriptor = os.open(path, LOCK_FLAGS, 0o666)
+        descriptor = os.open(os.path.basename(path), LOCK_FLAGS, 0o666, dir_fd=folder)
         mine, alone = None, False
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -183,14 +214,14 @@ def locked(path: str) -> Iterator[None]:
             mine = found
             _locks[mine] = descriptor
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            alone = _is_still(path, descriptor)
+            alone = _is_at(path, folder, os.fstat(descriptor))
             if alone:
                 yield
                 return
         finally:  # a call that an interrupt follows was made: each one here has the next in a `finally` of its own
             try:
                 if alone and not size_of(descriptor):  # what holds bytes is a file of somebody else
-                    remove(path)
+                    remove(path, folder)
             except OSError:
                 pass  # whoever comes next takes it over
             finally:
@@ -221,9 +252,10 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _is_still(path: str, descriptor: int) -> bool:
+def _is_at(path: str, folder: int, file: os.stat_result) -> bool:
+    """Whether this file has that name."""
     try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(os.path.basename(path), dir_fd=folder), file)
     except FileNotFoundError:
         return False
 

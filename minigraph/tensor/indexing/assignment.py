@@ -77,9 +77,10 @@ def _where_true(x: Variable, mask: Variable, value: Variable) -> Variable:
 
 def _in_section(x: Variable, index: Any, value: Variable) -> Variable:
     """Slices and ints: the gradient of x[index] puts values, and marks, where x[index] takes them."""
-    g, start = builder_of(x), len(x.block.ops)
+    g = builder_of(x)
+    start = len(g.block.ops)
     part = getitem(x, index)
-    new = x.block.ops[start:]
+    new = g.block.ops[start:]
     taken = next((op for op in new if op.type == "slice"), None)
     others = [op.type for op in new if op.type not in ("slice", "unsqueeze")]
     if others == ["assign"]:  # x[:]
