@@ -25,7 +25,7 @@ from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
-from .variable import Parameter, Variable, new_variables
+from .variable import Parameter, Variable, new_variable
 from .whole.changing import ONE_CHANGE
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def keep(block: Block, names: Sequence[str], types: Sequence[TensorType]) -> lis
     """Add persistable variables through which no gradient flows; their names are fit and free."""
     program = block.program
     site = program.emission.site or call_site()
-    made = new_variables(block, names, types, persistable=True, stop_gradient=True, site=site)
+    made = [new_variable(block, n, t, persistable=True, stop_gradient=True, site=site) for n, t in zip(names, types)]
     with ONE_CHANGE:
         for name in names:
             _check_new(block, name)
