@@ -52,27 +52,33 @@ def append_operators(optimizer: Any, g: Builder, pairs: Iterable[tuple[Parameter
     latest: UpdateTemplate | None = None
     alike: ParamsGrads = []
     for param, grad in pairs:
-        group = groups.get(param._name)
-        template = known = None
+        group, known = groups.get(param._name), None
         if by_group and param.block is block and isinstance(grad, Variable) and grad.block is block:
             known = id(group), id(param.type), id(grad.type)
-            template = seen.get(known)
+        template = seen.get(known) if known is not None else None
         if template is None:
             wanted, attrs = optimizer.wanted_states(param), optimizer.attrs(param)
             kind = kind_of(block, param, grad, lr, group, wanted, shared.flags)
             template = shared.templates.of(kind, attrs) if kind else None
-            if known and template is not None:
+            if template is None:
+                _append_waiting(latest, alike)
+                latest = None
+                _append_first(optimizer, g, (param, grad, lr), attrs, wanted, kind)
+                continue
+            if known is not None:
                 seen[known] = template
-        if latest is not None and template is not latest:
-            latest.append(alike)
-            alike = []
-        latest = template
-        if template is not None:
-            alike.append((param, grad))
-        else:
-            _append_first(optimizer, g, (param, grad, lr), attrs, wanted, kind)
-    if latest is not None:
-        latest.append(alike)
+        if template is not latest:
+            _append_waiting(latest, alike)
+            latest = template
+        alike.append((param, grad))
+    _append_waiting(latest, alike)
+
+
+def _append_waiting(template: UpdateTemplate | None, alike: ParamsGrads) -> None:
+    """Append the updates that wait, which are like one of this template."""
+    if template is not None:
+        template.append(alike)
+        alike.clear()
 
 
 def new_states(optimizer: Any, param: Parameter) -> dict[str, Any]:
