@@ -104,10 +104,6 @@ class Optimizer(FixedOnceUsed):
         """The states that the update of `param` has."""
         return self.states
 
-    def looks_at_groups_only(self) -> bool:
-        """Whether `attrs` and `wanted_states` see of a parameter its group alone, and are the same for others of it."""
-        return False
-
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
         append_operators(self, g, [(param, grad)], lr)
