@@ -187,3 +187,11 @@ def test_a_function_that_is_set_late_is_asked_for_each_parameter():
     optimizer.lr_ratio = lambda p: 0.5 if p.name == "w3" else 1.0
     ratios = {name: op.attr("lr_ratio") for name, op in updates_of(optimizer).items()}
     assert ratios == {f"w{i}": 0.5 if i == 3 else 1.0 for i in range(6)}
+
+
+def test_parameters_of_one_type_have_what_their_group_sets():
+    names = [f"w{i}" for i in range(6)]
+    groups = [{"params": names[::2], "beta1": 0.5}, {"params": names[1::2], "weight_decay": 0.25}]
+    found = updates_of(mg.optimizer.AdamW(0.1, weight_decay=0.125, parameters=groups))
+    assert [found[n].attr("beta1") for n in names] == [0.5, 0.9] * 3
+    assert [found[n].attr("coeff") for n in names] == [0.125, 0.25] * 3
