@@ -75,6 +75,9 @@ class Adam(Optimizer):
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
         return {s: n for s, n in self.states.items() if s != "Moment2Max" or self.of(param, "amsgrad")}
 
+    def looks_at_groups_only(self) -> bool:
+        return True
+
 
 class AdamW(Adam):
     """Adam after p = p * (1 - lr * weight_decay): the decay does not pass through the moments.
@@ -98,6 +101,9 @@ class AdamW(Adam):
         )  # fmt: skip
         self.lr_ratio = function("lr_ratio", lr_ratio)
         self.apply_decay_param_fun = function("apply_decay_param_fun", apply_decay_param_fun)
+
+    def looks_at_groups_only(self) -> bool:
+        return self.lr_ratio is None and self.apply_decay_param_fun is None
 
     def attrs(self, param: Parameter) -> dict[str, Any]:
         ratio = check_number("lr_ratio", self.lr_ratio(param)) if self.lr_ratio else 1.0

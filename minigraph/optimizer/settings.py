@@ -52,6 +52,10 @@ class FixedOnceUsed(Settled):
         """The hyperparameters, which are the class's."""
         return self.hyper
 
+    def looks_at_groups_only(self) -> bool:
+        """Whether `attrs` and `wanted_states` see of a parameter its group alone, and are the same for others of it."""
+        return False
+
     def settled_by(self, name: str) -> str:
         fixed = name in self.hyper or name in BUILT_IN
         return "minimize" if fixed and self.__dict__.get("_rates") else ""

@@ -166,13 +166,13 @@ class UpdateTemplate:
         own = iter(states)
         alike = []
         for param, grad in pairs:
-            read: dict[str, SlotVars] = dict(update.inputs)
-            read["Param"], read["Grad"] = SlotVars((param,)), SlotVars((grad,))
-            read.update(zip(self.states, own, strict=False))  # those behind them are of the next parameter
+            read = FixedSlots(update.inputs)
+            dict.update(read, zip(self.states, own, strict=False))  # those behind them are of the next parameter
+            dict.update(read, Param=SlotVars((param,)), Grad=SlotVars((grad,)))
             if self.has_master:
-                read["MasterParam"] = SlotVars((master_weight(param, startup),))
+                dict.update(read, MasterParam=SlotVars((master_weight(param, startup),)))
             written = FixedSlots([(slot, read[own_slot]) for slot, own_slot in self.read_where_written])
-            alike.append((update, FixedSlots(read), written))
+            alike.append((update, read, written))
         add_alike(block, alike)
 
 

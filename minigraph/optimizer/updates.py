@@ -23,7 +23,7 @@ from .settings import LOW_PRECISION
 from .states import UpdateTemplate, kind_of, master_weight
 from .variable_betas import FIRST_POWERS
 
-HOOKS = "append_update", "attrs", "wanted_states"  # where a user may build more, between two updates
+HOOKS = "append_update", "attrs", "of", "wanted_states"  # where a user may build more, between two updates
 ONE_NUMBER = tensor_type((1,), float64)
 OWN_RULES = "docs/foreach.md has a rule of one's own"
 WRITTEN = "MasterParamOut", "Moment2MaxOut", "MeanGradOut"  # optional outputs
@@ -46,23 +46,39 @@ def append_operators(optimizer: Any, g: Builder, pairs: Iterable[tuple[Parameter
     """Append one operator for each parameter; those of one kind that follow each other are made together."""
     known = optimizer.op_type != ""
     require(known, f"{type(optimizer).__name__} has no append_update", ProgramError, OWN_RULES)
-    shared, groups = optimizer._shared, optimizer._groups
+    shared, groups, block = optimizer._shared, optimizer._groups, g.block
+    by_group = optimizer.looks_at_groups_only()
+    seen: dict[tuple[int, ...], UpdateTemplate] = {}  # by what alone tells updates of this call apart then
     latest: UpdateTemplate | None = None
     alike: ParamsGrads = []
     for param, grad in pairs:
-        wanted, attrs = optimizer.wanted_states(param), optimizer.attrs(param)
-        kind = kind_of(g.block, param, grad, lr, groups.get(param._name), wanted, shared.flags)
-        template = shared.templates.of(kind, attrs) if kind else None
-        if latest is not None and template is not latest:
-            latest.append(alike)
-            alike = []
-        latest = template
-        if template is not None:
-            alike.append((param, grad))
-        else:
-            _append_first(optimizer, g, (param, grad, lr), attrs, wanted, kind)
-    if latest is not None:
-        latest.append(alike)
+        group, known = groups.get(param._name), None
+        if by_group and param.block is block and isinstance(grad, Variable) and grad.block is block:
+            known = id(group), id(param.type), id(grad.type)
+        template = seen.get(known) if known is not None else None
+        if template is None:
+            wanted, attrs = optimizer.wanted_states(param), optimizer.attrs(param)
+            kind = kind_of(block, param, grad, lr, group, wanted, shared.flags)
+            template = shared.templates.of(kind, attrs) if kind else None
+            if template is None:
+                _append_waiting(latest, alike)
+                latest = None
+                _append_first(optimizer, g, (param, grad, lr), attrs, wanted, kind)
+                continue
+            if known is not None:
+                seen[known] = template
+        if template is not latest:
+            _append_waiting(latest, alike)
+            latest = template
+        alike.append((param, grad))
+    _append_waiting(latest, alike)
+
+
+def _append_waiting(template: UpdateTemplate | None, alike: ParamsGrads) -> None:
+    """Append the updates that wait, which are like one of this template."""
+    if template is not None:
+        template.append(alike)
+        alike.clear()
 
 
 def new_states(optimizer: Any, param: Parameter) -> dict[str, Any]:

@@ -235,7 +235,7 @@ class _Differentiation:
         for variable, grad in contributions:
             self._contribute(variable, grad)
         for v in (v for new in g.emitted for v in new.output_vars):  # what the rule computed on the way
-            if _is_new(v) and id(v) not in contributed:
+            if id(v) not in contributed and _is_new(v):
                 base = next(iter(op.output_vars)).grad_name
                 self.block.rename_var(v.name, f"{base}@TMP@{v.name.removeprefix(NEW_PREFIX)}")
 

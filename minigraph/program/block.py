@@ -25,7 +25,7 @@ from .changes import Ops, Vars, rename_variable
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
-from .variable import Parameter, Variable, new_variables
+from .variable import Parameter, Variable, new_variable
 from .whole.changing import ONE_CHANGE
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def add_alike(block: Block, alike: Iterable[tuple[Operator, Slots, Slots]]) -> l
     """
     program = block.program
     with ONE_CHANGE:
-        made = [one[0].like(*one[1:], number) for number, one in enumerate(alike, program.numbered)]
+        made = [op.like(read, written, number) for number, (op, read, written) in enumerate(alike, program.numbered)]
         program.adding(*made)
         list.extend(block.ops, made)  # nothing else changes
         program.numbered += len(made)
@@ -264,10 +264,14 @@ def keep(block: Block, names: Sequence[str], types: Sequence[TensorType]) -> lis
     """Add persistable variables through which no gradient flows; their names are fit and free."""
     program = block.program
     site = program.emission.site or call_site()
-    made = new_variables(block, names, types, persistable=True, stop_gradient=True, site=site)
+    made = [
+        new_variable(block, name, type, persistable=True, stop_gradient=True, site=site)
+        for name, type in zip(names, types, strict=True)
+    ]
     with ONE_CHANGE:
-        for name in names:
-            _check_new(block, name)
+        if not block.vars.keys().isdisjoint(names):
+            for name in names:
+                _check_new(block, name)
         program.adding(*made)
         dict.update(block.vars, zip(names, made, strict=True))  # nothing else changes
     return made

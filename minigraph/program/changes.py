@@ -18,7 +18,7 @@ from minigraph.errors.kinds import UNKNOWN_NAME
 
 from . import unique_name
 from .blocks.held import adopt, check_takes_the_same, stand_ins, sub_programs
-from .variable import Variable
+from .variable import Variable, set_facts
 from .whole.changing import ONE_CHANGE
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Vars(dict[str, Any]):
     def rename(self, old: str, new: str) -> None:
         """Give a variable another name; one that a block takes keeps its place, which is that of its value."""
         variable, program = self[old], self.block.program
-        variable.__dict__["_name"] = new
+        set_facts(variable, {"_name": new})
         if old in program.fetched:
             program.fetched = tuple(new if name == old else name for name in program.fetched)
         if variable.is_data or variable.persistable:

@@ -50,7 +50,8 @@ class Operator(PartOfProgram):
         slots do not change: operators may share them.
         """
         made = object.__new__(Operator)
-        made.block, made.opdef, made.inputs, made.outputs = self.block, self.opdef, inputs, outputs
+        made.block, made.opdef = self.block, self.opdef
+        made.inputs, made.outputs = inputs, outputs
         made.attrs = attrs = changes.Attrs(self.attrs)
         attrs.op, made.number = made, number
         made.role, made.forward, made.grad_slot = self.role, self.forward, self.grad_slot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,14 +32,16 @@ FLAGS = frozenset({"stop_gradient", "is_data", "need_clip"})
 WIDE_SUFFIX = ".float32"  # of a first value that a startup program rounds to 16 bits
 
 
-class Variable(PartOfProgram, Arithmetic):
-    """A named, typed place for a value in a Block.
+class BareVariable(PartOfProgram, Arithmetic):
+    """A Variable that is being made: facts are set without a look at them, then `__class__` makes it a Variable.
 
-    persistable    lives in the Scope between runs (parameters, optimizer states)
-    stop_gradient  no gradient flows into it or through it
-    is_data        declared by `static.data`, to be fed
-    origin         a number shared by the copies of it in clones and in rewritten programs, and by nobody else
+    They are in slots, since a program may have 100,000 Variables; what users hang on one is in its dict.
     """
+
+    __slots__ = (
+        "__dict__", "__weakref__", "_name", "_persistable", "block", "is_data", "origin", "site", "stop_gradient",
+        "type",
+    )  # fmt: skip
 
     block: Block
     type: TensorType
@@ -49,6 +51,18 @@ class Variable(PartOfProgram, Arithmetic):
     origin: int
     _name: str
     _persistable: bool
+
+
+class Variable(BareVariable):
+    """A named, typed place for a value in a Block.
+
+    persistable    lives in the Scope between runs (parameters, optimizer states)
+    stop_gradient  no gradient flows into it or through it
+    is_data        declared by `static.data`, to be fed
+    origin         a number shared by the copies of it in clones and in rewritten programs, and by nobody else
+    """
+
+    __slots__ = ()
 
     _ids = itertools.count()
 
@@ -65,8 +79,9 @@ class Variable(PartOfProgram, Arithmetic):
         is_data: bool = False,
         site: CallSite | None = None,
     ) -> None:
-        facts = _facts(block, name, type, persistable, stop_gradient, is_data, site)
-        object.__setattr__(self, "__dict__", facts)
+        facts = block, name, type, persistable, stop_gradient, is_data, site, next(self._ids)
+        for fact, value in zip(FACTS, facts, strict=True):
+            object.__setattr__(self, fact, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "type":
@@ -208,14 +223,18 @@ class Variable(PartOfProgram, Arithmetic):
         return self.shape[0]
 
 
-def _facts(
-    block: Block, name: str, type: TensorType, persistable: bool, stop_gradient: bool, is_data: bool,
-    site: CallSite | None,
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "block": block, "_name": name, "type": type, "_persistable": persistable, "stop_gradient": stop_gradient,
-        "is_data": is_data, "site": site, "origin": next(Variable._ids),
-    }  # fmt: skip
+FACTS = ("block", "_name", "type", "_persistable", "stop_gradient", "is_data", "site", "origin")
+
+
+def facts_of(v: Variable) -> dict[str, Any]:
+    """What is known of a Variable, but for the Block that it is of, which stays."""
+    return {fact: getattr(v, fact) for fact in FACTS[1:]} | v.__dict__
+
+
+def set_facts(v: Variable, facts: Mapping[str, Any]) -> None:
+    """Let these hold, without a look at them."""
+    for fact, value in facts.items():
+        object.__setattr__(v, fact, value)
 
 
 def new_variable(
@@ -223,27 +242,12 @@ def new_variable(
     site: CallSite | None = None,
 ) -> Variable:  # fmt: skip
     """A Variable that minigraph makes for itself, in half the time: a user's constructor looks at its flags first."""
-    v = object.__new__(Variable)
-    object.__setattr__(v, "__dict__", _facts(block, name, type, persistable, stop_gradient, False, site))
+    v: Any = object.__new__(BareVariable)
+    v.block, v._name, v.type = block, name, type
+    v._persistable, v.stop_gradient, v.is_data = persistable, stop_gradient, False
+    v.site, v.origin = site, next(Variable._ids)
+    v.__class__ = Variable
     return v
-
-
-def new_variables(
-    block: Block, names: Sequence[str], types: Sequence[TensorType], *, persistable: bool, stop_gradient: bool,
-    site: CallSite | None,
-) -> list[Variable]:  # fmt: skip
-    """Variables as `new_variable` makes them, of names and types of their own."""
-    if not names:
-        return []
-    shared = _facts(block, names[0], types[0], persistable, stop_gradient, False, site)
-    made, number = [], Variable._ids
-    for name, type in zip(names, types, strict=True):
-        facts = shared.copy()
-        facts["_name"], facts["type"], facts["origin"] = name, type, next(number)
-        v = object.__new__(Variable)
-        object.__setattr__(v, "__dict__", facts)
-        made.append(v)
-    return made
 
 
 class RemovedVariable(Variable):
@@ -289,7 +293,7 @@ class Parameter(Variable):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "optimize_attr":
             value = OptimizeAttr(self, value)
-        before = self.__dict__.get(name)
+        before = getattr(self, name, None) if name in BUILT_INTO_UPDATES else None
         super().__setattr__(name, value)
         if name in BUILT_INTO_UPDATES and self.block.program.updated and differ(before, value):
             warn_of_late_change(self, BUILT_INTO_UPDATES[name])
@@ -305,11 +309,15 @@ class Parameter(Variable):
 
 def copy_var(v: Variable, block: Block) -> Variable:
     """The same variable for another Block (not yet in it)."""
-    copy, facts = object.__new__(v.__class__), v.__dict__.copy()
-    facts["block"] = block
-    if isinstance(v, Parameter):
-        facts["optimize_attr"] = v.optimize_attr.copied_for(copy)
-    object.__setattr__(copy, "__dict__", facts)
+    copy: Any = object.__new__(BareVariable)
+    copy.block, copy._name, copy.type = block, v._name, v.type
+    copy._persistable, copy.stop_gradient, copy.is_data = v._persistable, v.stop_gradient, v.is_data
+    copy.site, copy.origin = v.site, v.origin
+    if more := v.__dict__:
+        copy.__dict__ = own = more.copy()
+        if isinstance(v, Parameter):
+            own["optimize_attr"] = v.optimize_attr.copied_for(copy)
+    copy.__class__ = v.__class__
     return copy
 
 

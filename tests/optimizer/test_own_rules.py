@@ -155,3 +155,43 @@ def test_a_name_that_is_taken_is_left_out_among_many():
     found = updates(lambda: mg.optimizer.Momentum(RATE), c_velocity_0=None)
     assert [op.inputs["Velocity"][0].name for op in found] == [
         "a_velocity_0", "b_velocity_0", "c_velocity_1", "d_velocity_0"]  # fmt: skip
+
+
+def updates_of(optimizer, many=6):
+    """The updates of as many parameters of one type."""
+    main, startup = static.Program(), static.Program()
+    with static.program_guard(main, startup), unique_name.guard():
+        weights = [static.create_parameter([2], "float32", name=f"w{i}") for i in range(many)]
+        optimizer.minimize(mg.mean(sum(weights[1:], weights[0])))
+    return {op.input("Param")[0]: op for op in main.ops if "Param" in op.inputs}
+
+
+class LookingOf(mg.optimizer.AdamW):
+    def of(self, param, name):
+        return 0.5 if name == "beta1" and param.name == "w3" else super().of(param, name)
+
+
+class LookingAttrs(mg.optimizer.AdamW):
+    def attrs(self, param):
+        return super().attrs(param) | ({"beta1": 0.5} if param.name == "w3" else {})
+
+
+@pytest.mark.parametrize("rule", [LookingOf, LookingAttrs])
+def test_a_rule_that_looks_at_each_parameter_is_asked_for_each(rule):
+    betas = {name: op.attr("beta1") for name, op in updates_of(rule(0.1)).items()}
+    assert betas == {f"w{i}": 0.5 if i == 3 else 0.9 for i in range(6)}
+
+
+def test_a_function_that_is_set_late_is_asked_for_each_parameter():
+    optimizer = mg.optimizer.AdamW(0.1)
+    optimizer.lr_ratio = lambda p: 0.5 if p.name == "w3" else 1.0
+    ratios = {name: op.attr("lr_ratio") for name, op in updates_of(optimizer).items()}
+    assert ratios == {f"w{i}": 0.5 if i == 3 else 1.0 for i in range(6)}
+
+
+def test_parameters_of_one_type_have_what_their_group_sets():
+    names = [f"w{i}" for i in range(6)]
+    groups = [{"params": names[::2], "beta1": 0.5}, {"params": names[1::2], "weight_decay": 0.25}]
+    found = updates_of(mg.optimizer.AdamW(0.1, weight_decay=0.125, parameters=groups))
+    assert [found[n].attr("beta1") for n in names] == [0.5, 0.9] * 3
+    assert [found[n].attr("coeff") for n in names] == [0.125, 0.25] * 3

@@ -108,3 +108,24 @@ def test_readers_ahead_of_others_stop_with_them():
         list(mg.reader.xmap_readers(lambda i: 1 // i, lambda: iter([1, 0]), 2, 2)())
     with pytest.raises(AttrError, match="buf_size must be an int > 0"):
         mg.reader.shuffle(reader, 0)
+
+
+def test_what_a_user_hangs_on_variables_is_on_their_copies():
+    main = static.Program()
+    with static.program_guard(main, static.Program()):
+        x, w = static.data("x", [2]), static.create_parameter([2], "float32", name="w")
+        y = x * w
+    for v in (x, w, y):
+        v.remark = [v.name]
+    w.optimize_attr = {"learning_rate": 0.5}
+    strategy = static.BuildStrategy(dead_code_elimination=True)
+    copy, compiled = main.clone(), static.CompiledProgram(main, strategy).program_for((y.name,))
+    for program in (copy, compiled):
+        for v in (x, w, y):
+            own = program.vars[v.name]
+            assert type(own) is type(v) and own.remark is v.remark and own.block is program.global_block()
+        own = program.vars["w"]
+        own.optimize_attr["learning_rate"] = 0.25  # that of the copy alone
+        assert w.optimize_attr["learning_rate"] == 0.5 and own.regularizer is None and own.need_clip
+    copy.vars["x"].remark = copy.vars["w"].other = "changed"
+    assert x.remark == ["x"] and not hasattr(w, "other")

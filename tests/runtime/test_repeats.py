@@ -13,7 +13,7 @@ from minigraph.errors import ShapeError
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner
 from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Choice, Fill, Launch
-from minigraph.kernels.cuda.record.moved import Repeats
+from minigraph.kernels.cuda.record.moved import Repeats, given_in
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.runtime.options import DEFAULT
@@ -250,3 +250,20 @@ def test_the_copy_of_a_choice_makes_a_variant_when_it_is_asked_for(monkeypatch):
     assert call.destination is here and again.variants["second"][0] is call and moved == [2, 2]
     (other,) = copy.variants["second"]
     assert other.destination is there and moved == [2, 2]
+
+
+def test_what_is_given_twice_is_told_from_what_is_not():
+    """Operators are alike only if each place that shows another's memory does so in both."""
+    a, b, c = (Buffer((2, 3), np.dtype("float32")) for _ in range(3))
+    half, other = a.view((1, 3)), a.view((1, 3))
+    given = {
+        "others": [[a, b], c], "the first again": [[a, b], a], "the second again": [[a, b], b],
+        "a part": [[a, b], half], "a part of the second": [[a, b], b.view((1, 3))], "a part, then all": [[half, b], a],
+        "a part again": [[half, b], half], "another part": [[half, b], other], "all of it": [[a, b], a.view((2, 3))],
+    }  # fmt: skip
+    found = {name: given_in(slots, ()) for name, slots in given.items()}
+    assert len({(one.facts, one.sizes) for one in found.values()}) == len(given)
+    for name, one in found.items():
+        buffers = [*given[name][0], given[name][1]]
+        assert [(*map(id, one.roots),)] == [tuple(dict.fromkeys(id(owner(b)) for b in buffers))]
+        assert len(one.sizes) == sum(1 + len(b.shape) for b in buffers)  # of each place, also where it comes again

@@ -18,6 +18,7 @@ from minigraph.opdef.inner import InnerBlock, Rng
 from minigraph.opdef.reference import run_reference
 from minigraph.program import unique_name
 from minigraph.program.program import Operator, Program, Variable, copy_var
+from minigraph.program.variable import set_facts
 from minigraph.types import TensorType
 
 from .block_gradient import gradient_block
@@ -142,8 +143,8 @@ class SubProgram(Program, InnerBlock):
             if outer.persistable:  # which is read in the Scope by its name
                 self.block0.rename_var(outer.name, unique_name.generate(outer.name))
             else:
-                inner.__dict__["_name"] = unique_name.generate(outer.name)
-        inner.__dict__["is_data"] = not outer.persistable
+                set_facts(inner, {"_name": unique_name.generate(outer.name)})
+        set_facts(inner, {"is_data": not outer.persistable})
         return self.block0._add(inner)
 
     @property
@@ -167,7 +168,7 @@ class SubProgram(Program, InnerBlock):
         inner.__class__ = Variable
         for fact in ("optimize_attr", "regularizer", "need_clip"):
             inner.__dict__.pop(fact, None)
-        inner.__dict__.update(_persistable=False, is_data=True)
+        set_facts(inner, {"_persistable": False, "is_data": True})
         self.block0.rename_var(inner.name, unique_name.generate(inner.name))
         for op in self.ops:
             for v, own in list(stand_ins(op)):

@@ -105,17 +105,18 @@ def sharing_of(schedule: Schedule, checking: bool = False, inplace: bool = True)
     constant = constant_steps(schedule) if not checking else ()
     reports = len(steps) - 1 if checking else last_report(steps)
     made = Sharing(constant, reports, lies_in, {name: (i, True) for name, i in schedule.persistables.items()}, [], {})
-    writers: dict[str, list[int]] = {}
+    latest, several = dict[str, int](), set[str]()  # writers of what the Scope owns
     for position, step in enumerate(steps):
         for written, updated in step.updates:
             lies_in[written] = lies_in[updated]
         if inplace and (step.op.opdef.is_expression or "in_place" in step.op.opdef.traits):
             _take_over(schedule, made, position, step)
         for index, name in step.stored:
-            writers.setdefault(name, []).append(index)
-    for name, indices in writers.items():
-        last = indices[-1]
-        if name not in made.outside and len(indices) == 1:  # written once, never read before: in its place
+            if name in latest:
+                several.add(name)
+            latest[name] = index
+    for name, last in latest.items():
+        if name not in made.outside and name not in several:  # written once, never read before: in its place
             made.outside[name] = last, True
             continue
         own, within = made.outside.setdefault(name, (last, False))

@@ -94,11 +94,12 @@ def sum(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     xs, out = list(ins["X"]), outs["Out"]
     if len(xs) == 1:
         return binder.copy(out, xs[0])
-    while len(xs) > SUMMANDS:
+    total, end = xs[:SUMMANDS], SUMMANDS
+    while end < len(xs):
         partial = binder.scratch(out.shape, float32 if out.dtype in (float16, bfloat16) else out.dtype)
-        _add(binder, partial, xs[:SUMMANDS])
-        xs = [partial, *xs[SUMMANDS:]]
-    return _add(binder, out, xs)
+        _add(binder, partial, total)
+        total, end = [partial, *xs[end : end + SUMMANDS - 1]], end + SUMMANDS - 1
+    return _add(binder, out, total)
 
 
 def _add(binder: Binder, out: Buffer, xs: Sequence[Buffer]) -> None:

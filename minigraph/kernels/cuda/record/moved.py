@@ -153,7 +153,8 @@ def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
     buffers: list[Buffer] = []
     facts: list[Hashable] = []
     sizes: list[int] = []
-    numbers: dict[int, int] = {}
+    numbers: dict[int, int] = {}  # of what owns memory
+    first: dict[int, int] = {}
     roots: list[Buffer] = []
     for slot in slots:
         if slot is None:
@@ -164,16 +165,20 @@ def given_in(slots: Iterable[Any], outside: Collection[int]) -> GivenBuffers:
         else:
             facts.append(-1)
             buffers.append(slot)
-    for b in buffers:
+    for place, b in enumerate(buffers):
         steps, shape = b.steps, b.shape
         root, offset = (b, 0) if b.owner is None else root_and_offset(b)
-        own = id(root)
-        number = numbers.get(own)
-        if number is None:
-            number = numbers[own] = len(numbers)
-            roots.append(root)
-        itself = number if root is b else numbers.setdefault(id(b), len(numbers))
-        facts.append((number, itself, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
+        before = first.setdefault(id(b), place)
+        if before < place:  # as what an update writes in place
+            facts.append(before)
+        else:
+            own = id(root)
+            number = numbers.get(own)
+            if number is None:
+                number = numbers[own] = len(numbers)
+                roots.append(root)
+            is_root = root is b
+            facts.append((number, is_root, len(shape), steps is None, b.dtype, b.alignment, root.ptr, own in outside))
         sizes.append(offset)
         sizes += shape
         if steps is not None:
