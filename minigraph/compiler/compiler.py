@@ -2,8 +2,9 @@
 
     program --to_graph--> Graph --pass, verify--> ... --to_program--> program that runs
 
-A program is compiled once for each set of fetched names, since a fetched value must survive every pass. It is compiled
-once more for runs with `use_prune`: operators that do not run must not share a kernel with operators that do.
+A program is compiled once for each set of fetched names, since a fetched value must survive every pass, and for each
+kind of place, since what saves memory on one may take more on the other. It is compiled once more for runs with
+`use_prune`: operators that do not run must not share a kernel with operators that do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
-from minigraph.runtime.devices import PLANS_FOR, backend_of
+from minigraph.runtime.devices import PLANS_FOR, RUNS_AT, backend_of, kind_of
 from minigraph.runtime.feeds import feed_types
 from minigraph.runtime.kernel_list import KernelList, kernels_of
 from minigraph.runtime.memory_report import MemoryReport, memory_report
@@ -70,7 +71,7 @@ class CompiledProgram(NotPickled):
         )  # fmt: skip
         self._program = program
         self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
-        self._compilations: dict[tuple[frozenset[str], Prune], _Compilation] = {}
+        self._compilations: dict[tuple[frozenset[str], Prune, type], _Compilation] = {}
         self._latest: _Compilation | None = None
         self._parallel: DataParallel | None = None  # where ranks run it together
 
@@ -88,13 +89,14 @@ class CompiledProgram(NotPickled):
         made.places = parallel.places if parallel else ()
         return made
 
-    def program_for(self, fetches: Any = (), prune: Prune = False) -> Program:
+    def program_for(self, fetches: Any = (), prune: Prune = False, place: Any = None) -> Program:
         """The rewritten program in which values still exist, as those of a fetch_list; the Executor asks for it.
 
         prune   only with updates and what these values depend on, as `use_prune` of a run; a tuple of Operators
                 names the updates
+        place   where it will run, for which passes weigh memory; the default device for None, as of an Executor
         """
-        return self._compiled(read_targets(fetches, self._program)[0], prune).after
+        return self._compiled(read_targets(fetches, self._program)[0], prune, place).after
 
     @property
     def options(self) -> RunOptions:
@@ -116,7 +118,7 @@ class CompiledProgram(NotPickled):
 
     @property
     def after(self) -> Program:
-        """The program of the latest run, or that of a run that fetches nothing inside a fusion."""
+        """The program of the latest run, or that of a run of the default device that fetches nothing inside a fusion."""
         return self._latest_or_new().after
 
     @property
@@ -223,9 +225,10 @@ class CompiledProgram(NotPickled):
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""
         names, updates = read_targets([] if fetch_list is None else fetch_list, self._program)
         check_updates(updates, self._program)
-        program = self.program_for(names, updates or False)
+        at = PLANS_FOR if place is None else place
+        program = self.program_for(names, updates or False, at)
         types, options = feed_types(program, feed or {}), flags.applied(self.options, flags.values)
-        return program, types, names, PLANS_FOR if place is None else place, options
+        return program, types, names, at, options
 
     def _latest_or_new(self) -> _Compilation:
         self._check_unchanged()
@@ -238,10 +241,10 @@ class CompiledProgram(NotPickled):
             "make a new CompiledProgram, or compile after the last change",
         )  # fmt: skip
 
-    def _compiled(self, fetches: Sequence[str], prune: Prune = False) -> _Compilation:
+    def _compiled(self, fetches: Sequence[str], prune: Prune = False, place: Any = None) -> _Compilation:
         self._strategy.freeze()
         self._check_unchanged()
-        key = frozenset(fetches), prune
+        key = frozenset(fetches), prune, kind_of(RUNS_AT.get() if place is None else place)
         if key not in self._compilations:
             check_known(fetches, self._program)
             with without_collection():
@@ -255,15 +258,16 @@ class _Compilation:
     """One pass pipeline over one graph.
 
     source    the program before all passes: the user's, or what a rank runs of it
+    runs_at   the kind of place that passes weigh memory for
     history   the rewrites in order, None where it is not kept
     """
 
     def __init__(
-        self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune,
+        self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune, runs_at: type,
         parallel: DataParallel | None = None,
     ) -> None:  # fmt: skip
         program.check_whole()
-        self.version, self.fetches, self.source = program.version, fetches, program
+        self.version, self.fetches, self.source, self.runs_at = program.version, fetches, program, runs_at
         self.whole: list[str] = []
         alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"
         require(not alone, "gradient_scale_strategy is Customized, and one rank runs the program", ProgramError,
@@ -290,7 +294,8 @@ class _Compilation:
     def again(self, strategy: BuildStrategy) -> History:
         """The history of the same passes, which run once more."""
         other = object.__new__(_Compilation)
-        other.version, other.fetches, other.ops, other.source = self.version, self.fetches, self.ops, self.source
+        other.version, other.fetches, other.runs_at = self.version, self.fetches, self.runs_at
+        other.ops, other.source = self.ops, self.source
         kept = copy.copy(strategy)
         kept.keep_history, kept.verify = True, "off"
         other._passed(self.source, kept, False)
@@ -313,6 +318,7 @@ class _Compilation:
         kept   whether `history` keeps the rewrites
         """
         graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
+        graph.runs_at = self.runs_at
         positions, blocks = {op: key for key, op in enumerate(graph.ops)} if kept else {}, list[BlockHistory]()
         for op, name, block in sub_programs(graph.ops):
             op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each, kept)
