@@ -92,7 +92,10 @@ PASSES: tuple[PassRow, ...] = (
     ),
     PassRow(
         "fuse_linear_cross_entropy", fuse_linear_cross_entropy,
-        options=("linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows", "fuse_grad_accumulation"),
+        options=(
+            "linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows", "fuse_grad_accumulation",
+            "fuse_foreach",
+        ),
         after={
             "remove_redundant_cast": "the last layer and its loss meet where casts stood between them",
             "fuse_matmul_transpose": "a tied embedding is read instead of its transpose",
@@ -112,7 +115,7 @@ PASSES: tuple[PassRow, ...] = (
         after={"fuse_gemm_epilogue": "a layer is one operator, whose gradient is one operator"},
     ),
     PassRow(
-        "fuse_grad_accumulation", fuse_grad_accumulation,
+        "fuse_grad_accumulation", fuse_grad_accumulation, options=("fuse_foreach",),
         after={
             "fuse_parallel_linears": "the gradients of their input would stand in a chain of additions",
             "fuse_linear_cross_entropy": "the products of the last layer's gradients would be gone",

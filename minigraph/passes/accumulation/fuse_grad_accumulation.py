@@ -24,6 +24,7 @@ from minigraph.passes.engine.lives import FREE, Lives, LiveStep, step_of
 from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import require_temporary, take_out, take_place
 from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
+from minigraph.passes.foreach.chains import is_member
 from minigraph.types import float32
 
 from .slice_grads import join_slice_grads
@@ -55,6 +56,17 @@ def part_of(operand: VarNode) -> GradPart | None:
         return None
     slot = next(s for s, vs in op.outputs.items() if any(x is v for x in vs))
     return GradPart(operand, cast, op, slot) if slot in GRADIENTS[op.type][3] else None
+
+
+def merges(add: OpNode) -> bool:
+    """Whether `add` puts a gradient into a state that an operator on elements made ready for this alone.
+
+    fuse_foreach makes one kernel of both and of the gradient's cast, which keeps none of these values.
+    """
+    if add.role != "optimize" or not all(v.persistable for v in add.output_vars):
+        return False
+    makers = [v.producer for v in add.input_vars if len(v.read_by) == 1 and v.pinned is None]
+    return any(op is not None and op.type != "cast" and is_member(op) for op in makers)
 
 
 def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
@@ -166,10 +178,16 @@ def _read_from(v: VarNode, add: OpNode) -> bool:
     return any(op.rank >= add.rank and op.reads_values_of(v) for op in v.consumers[-1:])
 
 
-def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
-    """Apply the equations of this file, the last operand of an addition first."""
+def fuse_grad_accumulation(graph: Graph, report: PassReport, fuse_foreach: bool = False) -> int:
+    """Apply the equations of this file, the last operand of an addition first.
+
+    fuse_foreach   whether that pass comes later
+    """
     lives = Lives(graph)
     for add in graph.ops_of(ADDS):
+        if fuse_foreach and merges(add):
+            report.refuse("GradAccumulation", add.label(), "one kernel makes the state ready and adds to it", add.site)
+            continue
         left: OpNode | None = None if join_slice_grads(graph, add, report) else add
         while left is not None:
             parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]
