@@ -185,10 +185,11 @@ def fuse_grad_accumulation(graph: Graph, report: PassReport, fuse_foreach: bool 
     """
     lives = Lives(graph)
     for add in graph.ops_of(ADDS):
-        if fuse_foreach and merges(add):
-            report.refuse("GradAccumulation", add.label(), "one kernel makes the state ready and adds to it", add.site)
-            continue
         left: OpNode | None = None if join_slice_grads(graph, add, report) else add
+        if left is not None and fuse_foreach and merges(add):
+            if any(map(part_of, add.input_vars)):
+                report.refuse("GradAccumulation", add.label(), "one kernel makes the state ready and adds", add.site)
+            continue
         while left is not None:
             parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]
             left = _one(graph, left, parts, report, lives)

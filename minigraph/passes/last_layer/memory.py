@@ -148,8 +148,8 @@ def keep_sums(graph: Graph, op: OpNode, report: PassReport, fuse_foreach: bool) 
             refuse_unless(
                 casts[slot] is not None and len(v.consumers) == 1, "{} is read in {} too", v.name, str(v.type.dtype)
             )
-            one = fuse_foreach and casts[slot] is not None and any(merges(add) for add in casts[slot].outputs["Out"][0].consumers)
-            refuse_unless(not one, "one kernel casts {} and adds it to a state", v.name)
+            refuse_unless(not (fuse_foreach and _is_merged(casts[slot])), "one kernel casts {} and adds it to a state",
+                          v.name)  # fmt: skip
         sums = op.attrs["accumulate_dtype"]
         refuse_unless(sums in (None, float32), f"chunks are added up in {sums}")
         _check_memory(op)
@@ -176,6 +176,11 @@ def _cast_of(v: VarNode) -> OpNode | None:
             if out.version == 0:
                 return op
     return None
+
+
+def _is_merged(cast: OpNode | None) -> bool:
+    """Whether a cast is part of the kernel that adds its result to a state: none of both is kept."""
+    return cast is not None and cast.role == "optimize" and any(merges(op) for v in cast.output_vars for op in v.read_by)
 
 
 def _check_memory(op: OpNode) -> None:
