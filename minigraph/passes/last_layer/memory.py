@@ -180,7 +180,9 @@ def _cast_of(v: VarNode) -> OpNode | None:
 
 def _is_merged(cast: OpNode | None) -> bool:
     """Whether a cast is part of the kernel that adds its result to a state: none of both is kept."""
-    return cast is not None and cast.role == "optimize" and any(merges(op) for v in cast.output_vars for op in v.read_by)
+    if cast is None or cast.role != "optimize":
+        return False
+    return any(merges(op) for v in cast.output_vars for op in v.read_by)
 
 
 def _check_memory(op: OpNode) -> None:
