@@ -4,11 +4,12 @@
     elementwise_add(A, cast(matmul_grad(X, Y, D).Y_grad))  ->  the same: A in float32 takes the product's own sums
 
 The same holds for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the memory of the
-gradient, one write and one read: for tied weights, for several users of one value, and for gradients that a state
-collects over steps. Refused where another operator reads the gradient, where the product would wait for the others
-and its operands, which wait with it, are larger than the gradient, and where the program would need more memory
-(engine/lives.py): the workspace of the product lies beside the sum then. slice_grads.py joins gradients of slices that
-fill one array together.
+gradient, one write and one read: for tied weights, for several users of one value, and for gradients that are added to
+a state. Refused where another operator reads the gradient, where the product would wait for the others and its
+operands, which wait with it, are larger than the gradient, and where the program would need more memory
+(engine/lives.py): on a GPU the workspace of the product lies beside the sum then. Refused, too, where the state is
+first set to zero or kept, as that of GradientMergeOptimizer: fuse_foreach does all of it in one kernel.
+slice_grads.py joins gradients of slices that fill one array together.
 """
 
 from __future__ import annotations
