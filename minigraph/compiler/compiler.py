@@ -33,7 +33,7 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
-from minigraph.runtime.devices import PLANS_FOR, RUNS_AT, backend_of, kind_of
+from minigraph.runtime.devices import BACKENDS, PLANS_FOR, RUNS_AT, backend_of, kind_of
 from minigraph.runtime.feeds import feed_types
 from minigraph.runtime.kernel_list import KernelList, kernels_of
 from minigraph.runtime.memory_report import MemoryReport, memory_report
@@ -339,7 +339,7 @@ class _Compilation:
         kept   whether `history` keeps the rewrites
         """
         graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
-        graph.runs_at = self.runs_at
+        graph.on_gpu = BACKENDS[self.runs_at].is_gpu
         positions, blocks = {op: key for key, op in enumerate(graph.ops)} if kept else {}, list[BlockHistory]()
         for op, name, block in sub_programs(graph.ops):
             op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each, kept)

@@ -22,7 +22,7 @@ from typing import Any
 from minigraph.errors import CallSite
 from minigraph.opdef import OpDef
 from minigraph.program import Variable, describe_call
-from minigraph.types import CPUPlace, DType, TensorType
+from minigraph.types import DType, TensorType
 
 from .adjacency import Adjacency, Edges
 
@@ -166,7 +166,7 @@ class Graph(Adjacency):
     declared    names of the Program's variables, which new ones must not take
     changed     what was touched since `verify` looked last, operators and variables
     awaits_gradients  append_backward comes later, so new operators write what their gradients read
-    runs_at     the kind of place for which passes weigh what they do, CPUPlace or CUDAPlace
+    on_gpu      passes weigh memory as a GPU needs it, not as a CPU does
     """
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
@@ -174,7 +174,7 @@ class Graph(Adjacency):
         self.name, self.fetched = name, frozenset(fetched)
         self.changed: dict[OpNode | VarNode, None] = {}
         self.awaits_gradients = False
-        self.runs_at: type = CPUPlace
+        self.on_gpu = False
         self._sorted: list[OpNode] | None = None
         self.nodes: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)

@@ -18,7 +18,7 @@ RUNS_AT = Setting[Any]("device", CPUPlace())  # where programs run for None: wha
 
 
 def kind_of(place: Any) -> type:
-    """CPUPlace or CUDAPlace, for which programs are compiled; a ProgramError for what is no place."""
+    """The class of a place, for which programs are compiled; a ProgramError for what is none."""
     require(type(place) in BACKENDS, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
     return type(place)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph.compiler.rewrite import rewrite
 from minigraph.program import unique_name
 from tests.support import gpu_stub
 from tests.support.report_pages import facts_in
@@ -62,6 +63,18 @@ def test_else_the_default_device():
     assert place_of(compiled) == "CUDAPlace", "the latest one"
     compiled.program_for([])
     assert place_of(compiled) == "CPUPlace"
+
+
+@pytest.mark.usefixtures("default_gpu")
+def test_rewrites_before_gradients_weigh_for_the_default_device():
+    seen = []
+    for device in ("gpu:0", "cpu"):
+        mg.set_device(device)
+        main = mg.static.Program()
+        with mg.static.program_guard(main, mg.static.Program()):
+            mg.tanh(mg.static.data("x", [4], "float32"))
+        rewrite(main, [lambda graph, report: seen.append(graph.on_gpu) or 0])
+    assert seen == [True, False]
 
 
 def test_those_of_several_ranks():

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.kernels.chunks import Beside
-from minigraph.types import CUDAPlace
 
 FREE = 64 << 10  # bytes by which an estimate may grow: memory of plans is not shared in smaller pieces
 LITTLE = 64  # one part of so many is less than an estimate of products and their gradients tells
@@ -169,7 +168,7 @@ class Lives:
     """The bytes that live at each operator of a graph, as it is when they are asked for first, where it will run."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.on_gpu = graph, graph.runs_at is CUDAPlace
+        self.graph, self.on_gpu = graph, graph.on_gpu
 
     @cached_property
     def ops(self) -> list[OpNode]:
