@@ -130,7 +130,7 @@ def _program(gpu: Gpu, types: dict[str, Any], kind: str, chunk_bytes: int | None
         outputs = tuple(o.name for o in found)
     if kind == "program":
         strategy = mg.static.BuildStrategy(fuse_linear_cross_entropy=True)
-        main = mg.static.CompiledProgram(main, build_strategy=strategy).program_for(outputs)
+        main = mg.static.CompiledProgram(main, build_strategy=strategy).program_for(outputs, place=mg.CUDAPlace(0))
     return main, outputs
 
 

@@ -120,9 +120,8 @@ class UpdateArm:
         start = time.perf_counter()
         self.compiled = mg.static.CompiledProgram(self.program, build_strategy=strategy)
         plans = importlib.import_module("minigraph.runtime.cuda.plan")
-        self.plan = plans.CudaPlan(
-            self.compiled.program_for(()), {}, (), False, 0, gpu.runtime, False, self.compiled.options
-        )
+        program = self.compiled.program_for((), place=mg.CUDAPlace(0))
+        self.plan = plans.CudaPlan(program, {}, (), False, 0, gpu.runtime, False, self.compiled.options)
         self.plan.run({}, self.scope)
         gpu.runtime.stream.synchronize()
         self.seconds = time.perf_counter() - start

@@ -117,7 +117,7 @@ class Again:
 
     def __init__(self, gpu: Gpu, first: UpdateArm) -> None:
         plans = importlib.import_module("minigraph.runtime.cuda.plan")
-        program, options = first.compiled.program_for(()), first.compiled.options
+        program, options = first.compiled.after, first.compiled.options
         self.plan, self.scope = plans.CudaPlan(program, {}, (), False, 0, gpu.runtime, False, options), first.scope
         self()
 

@@ -145,7 +145,7 @@ class Minigraph(StepArm):
 
     def choices(self) -> list[str]:
         """What `explain` says of the kernels of `step`: under autotune the times of what could run instead."""
-        return [f"{op.type}: {text}" for op, text in self.program.program_for(()).notes]
+        return [f"{op.type}: {text}" for op, text in self.program.program_for((), place=self.exe.place).notes]
 
     @property
     def arena(self) -> float:

@@ -194,7 +194,7 @@ class Gpu:
             strategy = self.mg.static.BuildStrategy()
             setattr(strategy, case.flag, True)
             compiled = self.mg.static.CompiledProgram(program, build_strategy=strategy)
-            program = compiled.program_for(outputs)
+            program = compiled.program_for(outputs, place=self.mg.CUDAPlace(0))
         scope = self.mg.static.Scope()
         scope.arrays.update(arrays)
         with product_kernels.only(case.kernels[arm]) if arm in case.kernels else nullcontext():

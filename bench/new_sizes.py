@@ -50,7 +50,8 @@ def measured(model: str) -> dict[str, Any]:
         compiled = mg.static.CompiledProgram(
             mg.static.default_main_program(), build_strategy=mg.static.BuildStrategy.all()
         )
-    program, given, siblings = compiled.program_for((loss.name,)), feeds(model), Siblings()
+    program = compiled.program_for((loss.name,), place=mg.CUDAPlace(0))
+    given, siblings = feeds(model), Siblings()
     plans: list[BoundProgram] = []
     arms: dict[str, list[float]] = {"alone": [], "together": []}
     streams: dict[str, list[float]] = {"alone": [], "together": []}

@@ -61,7 +61,7 @@ class Subject:
     def compiled(self, **flags: Any) -> CompiledProgram:
         """The program with its rewrites; `flags` in the place of the strategy's."""
         made = CompiledProgram(self.program, BuildStrategy(**{**vars(self.strategy), **flags}))
-        made.program_for(self.fetches)
+        made.program_for(self.fetches, place=self.place)
         return made
 
     def runner(self, program: Any) -> Callable[[], Any]:

@@ -98,7 +98,7 @@ def report(options: Namespace) -> tuple[dict[str, Any], str]:
     shapes = {name: list(array.shape) for name, array in _arrays(found.feed).items()}
     compiled = found.compiled(keep_history=True)
     profile = profiled(found.runner(compiled), options.profile) if options.profile else None
-    path = compiled.report(options.out, shapes, list(found.fetches), profile=profile)
+    path = compiled.report(options.out, shapes, list(found.fetches), found.place, profile)
     return {"path": str(path), "bytes": path.stat().st_size}, f"{path} written; a browser opens it without a network"
 
 

@@ -2,8 +2,9 @@
 
     program --to_graph--> Graph --pass, verify--> ... --to_program--> program that runs
 
-A program is compiled once for each set of fetched names, since a fetched value must survive every pass. It is compiled
-once more for runs with `use_prune`: operators that do not run must not share a kernel with operators that do.
+A program is compiled once for each set of fetched names, since a fetched value must survive every pass, and for each
+kind of place, since what saves memory on one may take more on the other. It is compiled once more for runs with
+`use_prune`: operators that do not run must not share a kernel with operators that do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
-from minigraph.runtime.devices import PLANS_FOR, backend_of
+from minigraph.runtime.devices import BACKENDS, PLANS_FOR, RUNS_AT, backend_of, kind_of
 from minigraph.runtime.feeds import feed_types
 from minigraph.runtime.kernel_list import KernelList, kernels_of
 from minigraph.runtime.memory_report import MemoryReport, memory_report
@@ -54,6 +55,8 @@ class CompiledProgram(NotPickled):
 
     before, after  Programs; their str() shows one operator per line
     places         of the ranks in this process, if it has several
+    Passes weigh memory for the kind of place, CPU or GPU: that of the Executor which runs it or of a report; where
+    nobody names one, that of the default device. All that tells of a compilation tells of the latest one.
     Where the Program was changed after it was compiled, all but `before` refuse to speak of it.
     """
 
@@ -70,9 +73,8 @@ class CompiledProgram(NotPickled):
         )  # fmt: skip
         self._program = program
         self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
-        self._compilations: dict[tuple[frozenset[str], Prune], _Compilation] = {}
-        self._latest: _Compilation | None = None
         self._parallel: DataParallel | None = None  # where ranks run it together
+        self._made = _Compilations(program, self._strategy)
 
     def with_data_parallel(
         self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
@@ -84,17 +86,19 @@ class CompiledProgram(NotPickled):
         places     one for each rank of this process; with fewer than two the ranks are the processes of the group
         """
         made = CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
-        made._parallel = parallel = DataParallel.of(loss_name, places, made._strategy, exec_strategy, share_vars_from)
+        parallel = DataParallel.of(loss_name, places, made._strategy, exec_strategy, share_vars_from)
+        made._parallel = made._made.parallel = parallel
         made.places = parallel.places if parallel else ()
         return made
 
-    def program_for(self, fetches: Any = (), prune: Prune = False) -> Program:
+    def program_for(self, fetches: Any = (), prune: Prune = False, place: Any = None) -> Program:
         """The rewritten program in which values still exist, as those of a fetch_list; the Executor asks for it.
 
         prune   only with updates and what these values depend on, as `use_prune` of a run; a tuple of Operators
                 names the updates
+        place   where it will run, for which passes weigh memory; the default device for None, as of an Executor
         """
-        return self._compiled(read_targets(fetches, self._program)[0], prune).after
+        return self._made.one_for(read_targets(fetches, self._program)[0], prune, place).after
 
     @property
     def options(self) -> RunOptions:
@@ -108,7 +112,7 @@ class CompiledProgram(NotPickled):
     @property
     def reports(self) -> dict[str, PassReport]:
         """What each pass of the latest compilation did and refused, by flag."""
-        return self._latest_or_new().reports
+        return self._made.latest().reports
 
     @property
     def before(self) -> Program:
@@ -116,8 +120,8 @@ class CompiledProgram(NotPickled):
 
     @property
     def after(self) -> Program:
-        """The program of the latest run, or that of a run that fetches nothing inside a fusion."""
-        return self._latest_or_new().after
+        """The program of the latest run, or that of one on the default device that fetches nothing inside a fusion."""
+        return self._made.latest().after
 
     @property
     def history(self) -> History:
@@ -125,7 +129,7 @@ class CompiledProgram(NotPickled):
 
         BuildStrategy(keep_history=True) keeps it while compiling; else the program is compiled once more, here.
         """
-        compilation = self._latest_or_new()
+        compilation = self._made.latest()
         if compilation.history is None:
             with without_collection():
                 compilation.history = compilation.again(self._strategy)
@@ -147,11 +151,13 @@ class CompiledProgram(NotPickled):
     def explain(self) -> Explanation:
         """For each pass its rewrites, its refusals with reasons, its nearest miss; which other flags are on and off.
 
-        With several ranks what each sends. After a run on a GPU where its kernels differ from what operators ask for.
+        And the kind of place. With several ranks what each sends. After a run on a GPU where its kernels differ from
+        what operators ask for.
         """
-        reports = (compilation := self._latest_or_new()).reports
+        reports = (compilation := self._made.latest()).reports
         flags = [*(step.flag for step in PASSES), *RUN_FLAGS]
         lines = [report.render() for report in compilation.reports.values()]
+        lines.append(f"{'compiled for':<32} {compilation.runs_at.__name__}")
         for state in ("on", "off"):
             named = [f for f in flags if f not in reports and getattr(self._strategy, f) == (state == "on")]
             lines += [f"{state:<32} {', '.join(named)}"] if named else []
@@ -200,21 +206,23 @@ class CompiledProgram(NotPickled):
         """Write one HTML file about this compilation, which a browser opens without a network; returns its path.
 
         Before and after side by side, each rewrite, refusals with reasons, source lines, the memory of a run.
-        feed, fetch_list, place   those of memory_report; what the latest run fetched for None. Where sizes are
-                                  missing the page says which
+        feed, fetch_list, place   those of memory_report; for None what the latest run fetched, where it was. Where
+                                  sizes are missing the page says which
         profile   a profiler.Profiler of runs of this program: its times, and the last run as a timeline of streams
         """
-        latest = self._latest_or_new()
+        latest = self._made.latest()
         fetches = sorted(latest.fetches) if fetch_list is None else fetch_list
+        at = latest.runs_at() if place is None else place
         memory: MemoryReport | FeedError
         try:
-            memory = self.memory_report(feed, fetches, place)
+            memory = self.memory_report(feed, fetches, at)
         except FeedError as problem:
             if feed:
                 raise
             memory = problem
-        self._latest = latest if fetch_list is None else self._latest  # of a run that was pruned
-        latest = self._latest_or_new()
+        if fetch_list is None and type(at) is latest.runs_at:
+            self._made.newest = latest  # perhaps of a run that was pruned
+        latest = self._made.latest()
         with without_collection():
             facts = report.facts(latest.source, latest.after, self.history, latest.reports, memory, profile)
         return report.write(path, facts)
@@ -223,47 +231,64 @@ class CompiledProgram(NotPickled):
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""
         names, updates = read_targets([] if fetch_list is None else fetch_list, self._program)
         check_updates(updates, self._program)
-        program = self.program_for(names, updates or False)
+        at = PLANS_FOR if place is None else place
+        program = self.program_for(names, updates or False, at)
         types, options = feed_types(program, feed or {}), flags.applied(self.options, flags.values)
-        return program, types, names, PLANS_FOR if place is None else place, options
+        return program, types, names, at, options
 
-    def _latest_or_new(self) -> _Compilation:
+
+class _Compilations:
+    """The compilations of one program, each made when it is first asked for.
+
+    newest   of which a CompiledProgram speaks
+    """
+
+    def __init__(self, program: Program, strategy: BuildStrategy) -> None:
+        self.program, self.strategy = program, strategy
+        self.parallel: DataParallel | None = None
+        self.known: dict[tuple[frozenset[str], Prune, type], _Compilation] = {}
+        self.newest: _Compilation | None = None
+
+    def latest(self) -> _Compilation:
+        """The newest one; where there is none, that of a run on the default device that fetches nothing."""
         self._check_unchanged()
-        return self._latest if self._latest is not None else self._compiled(())
+        return self.newest if self.newest is not None else self.one_for(())
+
+    def one_for(self, fetches: Sequence[str], prune: Prune = False, place: Any = None) -> _Compilation:
+        """That of a run at a place, the default device for None; now it is the newest one."""
+        self.strategy.freeze()
+        self._check_unchanged()
+        key = frozenset(fetches), prune, kind_of(RUNS_AT.get() if place is None else place)
+        if key not in self.known:
+            check_known(fetches, self.program)
+            with without_collection():
+                self.known[key] = _Compilation(self.program, self.strategy, *key, self.parallel)
+        self.newest = compilation = self.known[key]
+        self._check_unchanged()  # another thread may add to the program meanwhile, and may set `newest`
+        return compilation
 
     def _check_unchanged(self) -> None:
         require(
-            self._latest is None or self._latest.version == self._program.version,
-            f"program {self._program.name} was changed after it was compiled", CHANGED,
+            self.newest is None or self.newest.version == self.program.version,
+            f"program {self.program.name} was changed after it was compiled", CHANGED,
             "make a new CompiledProgram, or compile after the last change",
         )  # fmt: skip
-
-    def _compiled(self, fetches: Sequence[str], prune: Prune = False) -> _Compilation:
-        self._strategy.freeze()
-        self._check_unchanged()
-        key = frozenset(fetches), prune
-        if key not in self._compilations:
-            check_known(fetches, self._program)
-            with without_collection():
-                self._compilations[key] = _Compilation(self._program, self._strategy, *key, self._parallel)
-        self._latest = compilation = self._compilations[key]
-        self._check_unchanged()  # another thread may add to the program meanwhile, and may set `_latest`
-        return compilation
 
 
 class _Compilation:
     """One pass pipeline over one graph.
 
     source    the program before all passes: the user's, or what a rank runs of it
+    runs_at   the kind of place that passes weigh memory for
     history   the rewrites in order, None where it is not kept
     """
 
     def __init__(
-        self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune,
+        self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune, runs_at: type,
         parallel: DataParallel | None = None,
     ) -> None:  # fmt: skip
         program.check_whole()
-        self.version, self.fetches, self.source = program.version, fetches, program
+        self.version, self.fetches, self.source, self.runs_at = program.version, fetches, program, runs_at
         self.whole: list[str] = []
         alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"
         require(not alone, "gradient_scale_strategy is Customized, and one rank runs the program", ProgramError,
@@ -290,7 +315,8 @@ class _Compilation:
     def again(self, strategy: BuildStrategy) -> History:
         """The history of the same passes, which run once more."""
         other = object.__new__(_Compilation)
-        other.version, other.fetches, other.ops, other.source = self.version, self.fetches, self.ops, self.source
+        other.version, other.fetches, other.runs_at = self.version, self.fetches, self.runs_at
+        other.ops, other.source = self.ops, self.source
         kept = copy.copy(strategy)
         kept.keep_history, kept.verify = True, "off"
         other._passed(self.source, kept, False)
@@ -313,6 +339,7 @@ class _Compilation:
         kept   whether `history` keeps the rewrites
         """
         graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
+        graph.on_gpu = BACKENDS[self.runs_at].is_gpu
         positions, blocks = {op: key for key, op in enumerate(graph.ops)} if kept else {}, list[BlockHistory]()
         for op, name, block in sub_programs(graph.ops):
             op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each, kept)

@@ -20,6 +20,7 @@ from minigraph.opdef import OpDef, get_op
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.rule import Rule, apply_rule
 from minigraph.program import Operator, Program, Variable
+from minigraph.runtime.devices import RUNS_AT, backend_of
 
 LAST = 1 << 40  # behind all that takes the place of an operator
 
@@ -46,7 +47,7 @@ def rewrite(
             )
     graph = to_graph(program, _kept(program, keep))
     operators = dict(zip(graph.ops, program.ops, strict=True))
-    graph.awaits_gradients = True
+    graph.awaits_gradients, graph.on_gpu = True, backend_of(RUNS_AT.get()).is_gpu
     flow = _GradientFlow(graph)
     before = flow.into_kept(graph)
     for v in flow.stops:

@@ -40,6 +40,7 @@ from .execution_strategy import GradientScaleStrategy, ReduceStrategy
 from .fields import checked, unknown
 
 Pass = Callable[..., int]  # of a Graph, a PassReport, and the values of `options`
+CHUNK = "linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ PASSES: tuple[PassRow, ...] = (
     ),
     PassRow(
         "fuse_linear_cross_entropy", fuse_linear_cross_entropy,
-        options=("linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows", "fuse_grad_accumulation"),
+        options=(*CHUNK, "fuse_grad_accumulation", "fuse_foreach"),
         after={
             "remove_redundant_cast": "the last layer and its loss meet where casts stood between them",
             "fuse_matmul_transpose": "a tied embedding is read instead of its transpose",
@@ -112,7 +113,7 @@ PASSES: tuple[PassRow, ...] = (
         after={"fuse_gemm_epilogue": "a layer is one operator, whose gradient is one operator"},
     ),
     PassRow(
-        "fuse_grad_accumulation", fuse_grad_accumulation,
+        "fuse_grad_accumulation", fuse_grad_accumulation, options=("fuse_foreach",),
         after={
             "fuse_parallel_linears": "the gradients of their input would stand in a chain of additions",
             "fuse_linear_cross_entropy": "the products of the last layer's gradients would be gone",
@@ -377,9 +378,8 @@ class BuildStrategy(NotPickled):
             " multi_tensor_mode='paged' cannot be on together: elementary operations do not know what states are",
             CONFLICT, "set foreach_optimizer_ops to False; fuse_all_optimizer_ops pages states",
         )  # fmt: skip
-        chunk = "linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows"
-        both = None not in [getattr(self, name) for name in chunk]
-        require(not both, f"{' and '.join(chunk)} say the same in two ways", CONFLICT, "leave one None")
+        both = None not in [getattr(self, name) for name in CHUNK]
+        require(not both, f"{' and '.join(CHUNK)} say the same in two ways", CONFLICT, "leave one None")
         self.__dict__["_compiled"] = True
 
     def run_options(self) -> RunOptions:

@@ -166,6 +166,7 @@ class Graph(Adjacency):
     declared    names of the Program's variables, which new ones must not take
     changed     what was touched since `verify` looked last, operators and variables
     awaits_gradients  append_backward comes later, so new operators write what their gradients read
+    on_gpu      passes weigh memory as a GPU needs it, not as a CPU does
     """
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
@@ -173,6 +174,7 @@ class Graph(Adjacency):
         self.name, self.fetched = name, frozenset(fetched)
         self.changed: dict[OpNode | VarNode, None] = {}
         self.awaits_gradients = False
+        self.on_gpu = False
         self._sorted: list[OpNode] | None = None
         self.nodes: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)

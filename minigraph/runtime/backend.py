@@ -68,10 +68,12 @@ class Backend(Protocol):
 
     takes     what feeds may be besides arrays of the host, as a hint says it; "" for nothing
     captures  whether its runs become captured graphs
+    is_gpu    whether passes weigh memory as a GPU needs it: workspaces beside products, writes that wait
     """
 
     takes: str
     captures: bool
+    is_gpu: bool
 
     def __init__(self, place: Any) -> None: ...
 

@@ -17,7 +17,12 @@ PLANS_FOR = CUDAPlace(0)  # whose memory is told for None
 RUNS_AT = Setting[Any]("device", CPUPlace())  # where programs run for None: what set_device set
 
 
-def backend_of(place: Any) -> Backend:
-    """A new Backend for a place; a ProgramError for what is none."""
+def kind_of(place: Any) -> type:
+    """The class of a place, for which programs are compiled; a ProgramError for what is none."""
     require(type(place) in BACKENDS, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
-    return BACKENDS[type(place)](place)
+    return type(place)
+
+
+def backend_of(place: Any) -> Backend:
+    """A new Backend for a place."""
+    return BACKENDS[kind_of(place)](place)

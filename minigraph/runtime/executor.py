@@ -246,7 +246,7 @@ class Executor(NotPickled):
         known   whether the latest call was like this one but for the feeds
         shapes  the feeds may be shapes, and come back as types
         """
-        program, options, left = _rewritten(source, fetches, prune, feed)
+        program, options, left = _rewritten(source, fetches, prune, feed, self.place)
         arrays = feed_types(program, feed) if shapes else checked_feeds(program, feed, self.backend)
         compiled: Any = source
         together = compiled.strategy.chosen() if getattr(source, "_parallel", None) is not None else ""
@@ -313,8 +313,10 @@ def _in_child(executor: Executor) -> None:
         executor._plans, executor._latest = KeptPlans(), None
 
 
-def _rewritten(source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any) -> tuple[Program, RunOptions, Prune]:
-    """What runs of a Program or CompiledProgram, how, and what is left to prune."""
+def _rewritten(
+    source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any, place: Any
+) -> tuple[Program, RunOptions, Prune]:
+    """What runs of a Program or CompiledProgram at a place, how, and what is left to prune."""
     if isinstance(source, Program):
         if isinstance(prune, tuple):
             check_updates(prune, source)
@@ -323,7 +325,8 @@ def _rewritten(source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any) -
         check_none_is_computed(source.before, feed)
     if isinstance(prune, tuple):
         check_updates(prune, source.before)
-    return source.program_for(fetches, prune), source.options, False  # the passes got it, and may have joined updates
+    rewritten = source.program_for(fetches, prune, place)
+    return rewritten, source.options, False  # the passes got what to prune, and may have joined updates
 
 
 def _bring_up(scope: Scope, latest: Latest, alone: bool) -> None:

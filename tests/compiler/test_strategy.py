@@ -196,7 +196,7 @@ def test_explain_names_each_flag():
     main = parse("program net\ndata x : f64[2]\nforward\nout : f64[2] = tanh(X=x)")
     said = mg.static.CompiledProgram(main, BuildStrategy.all()).explain()
     first = [line.split()[0] for line in said.splitlines() if not line.startswith(" ")]
-    assert first == [*(step.flag for step in PASSES if step.in_all), "on", "off"]
+    assert first == [*(step.flag for step in PASSES if step.in_all), "compiled", "on", "off"]
     off = next(line for line in said.splitlines() if line.startswith("off "))
     assert all(step.flag in off for step in PASSES if not step.in_all) and "autotune" in off
 

@@ -4,11 +4,12 @@
     elementwise_add(A, cast(matmul_grad(X, Y, D).Y_grad))  ->  the same: A in float32 takes the product's own sums
 
 The same holds for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the memory of the
-gradient, one write and one read: for tied weights, for several users of one value, and for gradients that a state
-collects over steps. Refused where another operator reads the gradient, where the product would wait for the others
-and its operands, which wait with it, are larger than the gradient, and where the program would need more memory
-(engine/lives.py): the workspace of the product lies beside the sum then. slice_grads.py joins gradients of slices that
-fill one array together.
+gradient, one write and one read: for tied weights, for several users of one value, and for gradients that are added to
+a state. Refused where another operator reads the gradient, where the product would wait for the others and its
+operands, which wait with it, are larger than the gradient, and where the program would need more memory
+(engine/lives.py): on a GPU the workspace of the product lies beside the sum then. Refused, too, where the state is
+first set to zero or kept, as that of GradientMergeOptimizer: fuse_foreach does all of it in one kernel.
+slice_grads.py joins gradients of slices that fill one array together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from minigraph.passes.engine.lives import FREE, Lives, LiveStep, step_of
 from minigraph.passes.engine.log import Applied, PassReport, bytes_text
 from minigraph.passes.engine.redirect import require_temporary, take_out, take_place
 from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
+from minigraph.passes.foreach.chains import is_member
 from minigraph.types import float32
 
 from .slice_grads import join_slice_grads
@@ -55,6 +57,17 @@ def part_of(operand: VarNode) -> GradPart | None:
         return None
     slot = next(s for s, vs in op.outputs.items() if any(x is v for x in vs))
     return GradPart(operand, cast, op, slot) if slot in GRADIENTS[op.type][3] else None
+
+
+def merges(add: OpNode) -> bool:
+    """Whether `add` puts a gradient into a state that an operator on elements made ready for this alone.
+
+    fuse_foreach makes one kernel of both and of the gradient's cast, which keeps none of these values.
+    """
+    if add.role != "optimize" or not all(v.persistable for v in add.output_vars):
+        return False
+    makers = [v.producer for v in add.input_vars if len(v.read_by) == 1 and v.pinned is None]
+    return any(op is not None and op.type != "cast" and is_member(op) for op in makers)
 
 
 def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
@@ -166,11 +179,18 @@ def _read_from(v: VarNode, add: OpNode) -> bool:
     return any(op.rank >= add.rank and op.reads_values_of(v) for op in v.consumers[-1:])
 
 
-def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
-    """Apply the equations of this file, the last operand of an addition first."""
+def fuse_grad_accumulation(graph: Graph, report: PassReport, fuse_foreach: bool = False) -> int:
+    """Apply the equations of this file, the last operand of an addition first.
+
+    fuse_foreach   whether that pass comes later
+    """
     lives = Lives(graph)
     for add in graph.ops_of(ADDS):
         left: OpNode | None = None if join_slice_grads(graph, add, report) else add
+        if left is not None and fuse_foreach and merges(add):
+            if any(map(part_of, add.input_vars)):
+                report.refuse("GradAccumulation", add.label(), "one kernel makes the state ready and adds", add.site)
+            continue
         while left is not None:
             parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]
             left = _one(graph, left, parts, report, lives)

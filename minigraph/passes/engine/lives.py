@@ -1,9 +1,9 @@
 """Lives: an estimate of the memory that a graph needs, by which a pass decides whether a rewrite takes more.
 
 Values live from their writer to their last reader. Views lie in what they show, and what an operator may write over
-an input that dies there takes its place. Beside them are what kernels need for themselves (`OpDef.beside`) and, on a
-GPU, the workspaces of its library; a pass does not know where a program will run, so it asks for both. Left out are
-layout, and parameters, states and feeds, which no rewrite changes. A size of -1 counts as 1.
+an input that dies there takes its place. Beside them are what kernels need for themselves (`OpDef.beside`) and, where
+the graph will run on a GPU, the workspaces of its library. Left out are layout, and parameters, states and feeds, which
+no rewrite changes. A size of -1 counts as 1.
 """
 
 from __future__ import annotations
@@ -80,18 +80,13 @@ def step_of(op: OpNode, without: str = "") -> LiveStep:
     return LiveStep(op.rank, (op,), reads, writes, beside, None, apart)
 
 
-class LiveBytes(NamedTuple):
-    """Bytes at each of some steps: on any device, and on a GPU with the library's workspaces."""
-
-    plain: list[int]
-    on_gpu: list[int]
-
-
 def bytes_at(
-    steps: Sequence[LiveStep], gone: Collection[OpNode] | None = None, touched: Collection[VarNode] = ()
-) -> LiveBytes:
+    steps: Sequence[LiveStep], on_gpu: bool = False, gone: Collection[OpNode] | None = None,
+    touched: Collection[VarNode] = (),
+) -> list[int]:  # fmt: skip
     """What the values that `steps` touch take at each of them; others may run between, where their ranks say.
 
+    on_gpu   with the workspaces of its library
     gone     the operators that run here no more, those of `steps` for None
     touched  other values that count: as long as operators outside read them
     """
@@ -118,16 +113,16 @@ def bytes_at(
         if last < len(steps):
             change[last + 1] -= v.type.least_bytes
             dying.setdefault(last, {})[v] = None
-    on_gpu = [step.beside.library for step in steps]
+    beside = [step.beside.own + step.beside.library if on_gpu else step.beside.own for step in steps]
     for at, values in dying.items():
         step = steps[at]
         over = sum(v.type.least_bytes for v in step.over(values.keys() & {*step.reads}))
         change[at] -= over
         change[at + 1] += over
-        spared = [min(v.type.least_bytes, x.type.least_bytes) for v, x in step.apart if x in values]
-        on_gpu[at] -= max(0, max(spared, default=0) - over)
-    plain = [live + step.beside.own for live, step in zip(accumulate(change), steps, strict=False)]
-    return LiveBytes(plain, [*map(add, plain, on_gpu)])
+        if on_gpu and step.apart:
+            spared = [min(v.type.least_bytes, x.type.least_bytes) for v, x in step.apart if x in values]
+            beside[at] -= max(0, max(spared, default=0) - over)
+    return [*map(add, accumulate(change), beside)]
 
 
 def _root(v: VarNode) -> VarNode:
@@ -170,10 +165,10 @@ class Place(NamedTuple):
 
 
 class Lives:
-    """The bytes that live at each operator of a graph, as it is when they are asked for first."""
+    """The bytes that live at each operator of a graph, as it is when they are asked for first, where it will run."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph, self.on_gpu = graph, graph.on_gpu
 
     @cached_property
     def ops(self) -> list[OpNode]:
@@ -186,34 +181,36 @@ class Lives:
         return [op.rank for op in self.ops]
 
     @cached_property
-    def live(self) -> LiveBytes:
-        """The bytes at each operator.
-
-        Where a run may have a fault, what a GPU writes over states waits until all of it is there, but for kernels that
-        look at faults.
-        """
-        live, waits = bytes_at([step_of(op) for op in self.ops]), dict[int, int]()
-        for at, op in enumerate(self.ops if any("reports" in op.opdef.traits for op in self.ops) else ()):
-            if op.opdef.inplace and "guarded" not in op.opdef.traits and any(v.persistable for v in op.output_vars):
-                waits[at] = sum([v.type.least_bytes for v in op.output_vars if v.persistable])
-        begin, waiting = 0, 0
-        for at, nbytes in waits.items():
-            for i in range(begin, at):
-                live.on_gpu[i] += waiting
-            begin, waiting = at, waiting + nbytes
-        if waits:
-            live.on_gpu[begin] += waiting
+    def live(self) -> list[int]:
+        """The bytes at each operator."""
+        live = bytes_at([step_of(op) for op in self.ops], self.on_gpu)
+        if self.on_gpu and any("reports" in op.opdef.traits for op in self.ops):
+            self._add_waiting(live)
         return live
 
+    def _add_waiting(self, live: list[int]) -> None:
+        """Where a run may have a fault, what a GPU writes over states waits until all of it is there.
+
+        But for kernels that look at faults.
+        """
+        begin, waiting = 0, 0
+        for at, op in enumerate(self.ops):
+            if op.opdef.inplace and "guarded" not in op.opdef.traits and any(v.persistable for v in op.output_vars):
+                for i in range(begin, at):
+                    live[i] += waiting
+                begin, waiting = at, waiting + sum([v.type.least_bytes for v in op.output_vars if v.persistable])
+        if waiting:
+            live[begin] += waiting
+
     @cached_property
-    def peaks(self) -> tuple[int, int]:
-        """The most on any device and on a GPU: what a rewrite must not exceed."""
-        return max(self.live.plain, default=0), max(self.live.on_gpu, default=0)
+    def peak(self) -> int:
+        """The most at one operator: what a rewrite must not exceed."""
+        return max(self.live, default=0)
 
     @cached_property
     def little(self) -> int:
         """Bytes by which the peak may grow where a rewrite saves much time."""
-        return max(self.peaks) // LITTLE
+        return self.peak // LITTLE
 
     def more(self, before: Sequence[LiveStep], after: Sequence[LiveStep], alone: bool = False) -> int:
         """The bytes by which the most that is needed may grow where `after` runs instead of `before`.
@@ -227,21 +224,23 @@ class Lives:
         rows = self._places({step.rank for step in chain(before, after)})
         gone = {op for step in chain(before, after) for op in step.ops}
         touched = {_root(v) for step in chain(before, after) for v in chain(step.reads, step.writes)}
-        both = list[LiveBytes]()
-        for steps in (before, after):
-            known = {step.rank: step for step in steps}
-            aligned = [known.get(row.rank) or LiveStep(row.rank, (), (), ()) for row in rows]
-            both.append(bytes_at(aligned, gone, touched))
-        old_and_new = [*zip(*both, strict=True)]
-        if (growth := max(_growth(rows, old, new) for old, new in old_and_new)) <= FREE:
+        old, new = (self._aligned(rows, steps, gone, touched) for steps in (before, after))
+        if (growth := _growth(rows, old, new)) <= FREE:
             return growth
-        grown = [max(new) - max(old) - max(old) // LITTLE for old, new in old_and_new] if alone else []
-        for live, peak, (old, new) in zip(self.live, self.peaks, old_and_new, strict=True):
-            for place, own in groupby(range(len(rows)), lambda i: rows[i][1:]):
-                at = [*own]  # several where a rewrite puts several steps at the place of one
-                beside = max(live[place[0] : place[1]], default=0) - max(old[at[0] : at[-1] + 1])
-                grown.append(beside + max(new[at[0] : at[-1] + 1]) - peak)
+        grown = [max(new) - max(old) - max(old) // LITTLE] if alone else []
+        for place, own in groupby(range(len(rows)), lambda i: rows[i][1:]):
+            at = [*own]  # several where a rewrite puts several steps at the place of one
+            beside = max(self.live[place[0] : place[1]], default=0) - max(old[at[0] : at[-1] + 1])
+            grown.append(beside + max(new[at[0] : at[-1] + 1]) - self.peak)
         return max(grown)
+
+    def _aligned(
+        self, rows: Sequence[Place], steps: Sequence[LiveStep], gone: Collection[OpNode], touched: Collection[VarNode]
+    ) -> list[int]:
+        """The bytes at each place, where these steps run at some of them."""
+        known = {step.rank: step for step in steps}
+        aligned = [known.get(row.rank) or LiveStep(row.rank, (), (), ()) for row in rows]
+        return bytes_at(aligned, self.on_gpu, gone, touched)
 
     def _places(self, ranks: Collection[Rank]) -> list[Place]:
         """The places of these ranks and, between two of them, one of all that runs there."""
@@ -259,7 +258,7 @@ class Lives:
         What they read waits until then, beside what runs in between.
         """
         before, one = [step_of(op) for op in ops], LiveStep(ops[-1].rank, ops, reads, writes)
-        if bytes_at([one]).plain[0] <= max(bytes_at(before).plain):  # as of most
+        if bytes_at([one])[0] <= max(bytes_at(before)):  # as of most
             return 0
         return self.more(before, [one])
 

@@ -223,6 +223,7 @@ def _remove_unread(graph: Graph, op: OpNode | None, after: Rank) -> None:
 def fuse_linear_cross_entropy(
     graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int | None = None,
     linear_cross_entropy_chunk_rows: int | None = None, fuse_grad_accumulation: bool = False,
+    fuse_foreach: bool = False,
 ) -> int:  # fmt: skip
     """Class weights without one_hot, heads, forward with backward, then gradients of float32 weights."""
     chunking = Chunking(linear_cross_entropy_chunk_bytes, linear_cross_entropy_chunk_rows)
@@ -232,5 +233,5 @@ def fuse_linear_cross_entropy(
     for op in graph.ops_of([FUSED]):
         applied += join(graph, op, report)
     for op in graph.ops_of([FUSED, f"{FUSED}_grad"]):
-        applied += keep_sums(graph, op, report)
+        applied += keep_sums(graph, op, report, fuse_foreach)
     return applied

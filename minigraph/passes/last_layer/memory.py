@@ -26,6 +26,7 @@ from minigraph.passes.accumulation.fuse_grad_accumulation import (
     GradPart,
     accumulated,
     check,
+    merges,
     part_of,
 )
 from minigraph.passes.engine.lives import FREE, Lives, LiveStep, step_of
@@ -135,7 +136,7 @@ def _sum(parts: Sequence[GradPart], add: OpNode, own: GradPart, lives: Lives) ->
 # float32 sums
 
 
-def keep_sums(graph: Graph, op: OpNode, report: PassReport) -> bool:
+def keep_sums(graph: Graph, op: OpNode, report: PassReport, fuse_foreach: bool) -> bool:
     """Let `op` write float32 gradients where casts make them of its 16-bit ones; whether it does now."""
     made = {slot: op.outputs[slot][0] for slot in SLOTS if slot in op.outputs}
     casts = {slot: _cast_of(v) for slot, v in made.items()}
@@ -147,6 +148,8 @@ def keep_sums(graph: Graph, op: OpNode, report: PassReport) -> bool:
             refuse_unless(
                 casts[slot] is not None and len(v.consumers) == 1, "{} is read in {} too", v.name, str(v.type.dtype)
             )
+            refuse_unless(not (fuse_foreach and _is_merged(casts[slot])), "one kernel casts {} and adds it to a state",
+                          v.name)  # fmt: skip
         sums = op.attrs["accumulate_dtype"]
         refuse_unless(sums in (None, float32), f"chunks are added up in {sums}")
         _check_memory(op)
@@ -173,6 +176,13 @@ def _cast_of(v: VarNode) -> OpNode | None:
             if out.version == 0:
                 return op
     return None
+
+
+def _is_merged(cast: OpNode | None) -> bool:
+    """Whether a cast is part of the kernel that adds its result to a state: none of both is kept."""
+    if cast is None or cast.role != "optimize":
+        return False
+    return any(merges(op) for v in cast.output_vars for op in v.read_by)
 
 
 def _check_memory(op: OpNode) -> None:

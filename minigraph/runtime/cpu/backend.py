@@ -25,6 +25,7 @@ class CPUBackend:
 
     takes = ""
     captures = False
+    is_gpu = False
 
     def __init__(self, place: Any) -> None:
         """There is one host; plans share the memory of their temporaries."""

@@ -31,6 +31,7 @@ class CUDABackend:
 
     takes = "one of the GPU that cupy.from_dlpack takes"
     captures = True
+    is_gpu = True
     settings = staticmethod(cuda.allows_tf32)
 
     def __init__(self, place: CUDAPlace) -> None:

@@ -42,11 +42,11 @@ class OfRank:
         self.strategy = compiled.strategy
         self._compiled = weakref.ref(compiled)  # an Executor keeps this as long as there is that
 
-    def program_for(self, fetches: Iterable[str], prune: Prune) -> Program:
-        """The rewritten program."""
+    def program_for(self, fetches: Iterable[str], prune: Prune, place: Any) -> Program:
+        """The rewritten program for a place."""
         compiled = self._compiled()
         assert compiled is not None
-        return compiled.program_for(fetches, prune)
+        return compiled.program_for(fetches, prune, place)
 
 
 class Replicas:
@@ -77,7 +77,8 @@ class Replicas:
     ) -> list[Any]:
         program = self.of_rank.before
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, program)
-        self.of_rank.program_for(fetches, updates or prune)  # here, so that no two ranks compile
+        for place in {executor.place for executor in self.executors}:  # here, so that no two ranks compile
+            self.of_rank.program_for(fetches, updates or prune, place)
         scopes = self.meeting.scopes = self._scopes(scope, program)
 
         def step(rank: int) -> list[Any]:
