@@ -60,7 +60,7 @@ def checks() -> Iterator[Check]:
 
 def _runs(chain: Any, strategy: BuildStrategy = ALONE) -> tuple[Run, Run]:
     """What run the chain on the GPU, without passes and with them: the fetched values from feeds."""
-    after = CompiledProgram(chain.program, strategy).program_for(chain.fetches)
+    after = CompiledProgram(chain.program, strategy).program_for(chain.fetches, place=mg.CUDAPlace(0))
 
     def runner(program: Program) -> Run:
         executor = GpuExecutor()
@@ -136,7 +136,7 @@ def _blocks(dtype: str, before: bool, strategy: BuildStrategy) -> None:
     Backward computes all norms again but the last one's, which is fetched.
     """
     chain, exact = (residual_blocks(d, before=before) for d in (dtype, "float64"))
-    ops = CompiledProgram(chain.program, strategy).program_for(chain.fetches).ops
+    ops = CompiledProgram(chain.program, strategy).program_for(chain.fetches, place=mg.CUDAPlace(0)).ops
     lines = [line for op in ops for line in op.attrs.get("body", ())]
     assert sum("column_sums" in line for line in lines) == 4
     assert sum(bool(op.outputs.get("DXSums")) for op in ops) == 2
@@ -193,7 +193,7 @@ LOSSES = {
 def _loss(kind: str, dtype: str) -> None:
     for shape in ((70, 1024), (1500, 48)):  # small constants are folded, and then nothing meets
         step = loss_step(kind, dtype, shape)
-        after = CompiledProgram(step.program, EVERY).program_for(step.fetches)
+        after = CompiledProgram(step.program, EVERY).program_for(step.fetches, place=mg.CUDAPlace(0))
         assert [op.type for op in after.ops].count("fused_elementwise") == 1, f"they do not meet: {after}"
         if dtype == "float64":
             _agrees(step, EVERY)
@@ -220,7 +220,7 @@ def loss_step(kind: str, dtype: str, shape: tuple[int, int]) -> Chain:
 def _cross_entropy(kind: str, dtype: str) -> None:
     for shape in ((70, 10), (3, 50, 333), (256, 1024)):
         step = cross_entropy_step(kind, dtype, shape)
-        after = CompiledProgram(step.program, EVERY).program_for(step.fetches)
+        after = CompiledProgram(step.program, EVERY).program_for(step.fetches, place=mg.CUDAPlace(0))
         left = [op.type for op in after.ops if "cross_entropy" in op.type]
         assert not left, f"they do not meet: {after}"
         if dtype == "float64":
@@ -237,7 +237,7 @@ def _no_class() -> None:
     """A label that is no class is named with its row, and the other rows are right."""
     step = cross_entropy_step("flat", "float32", (70, 10))
     step.feeds["label"][41] = 10
-    after = CompiledProgram(step.program, EVERY).program_for(step.fetches)
+    after = CompiledProgram(step.program, EVERY).program_for(step.fetches, place=mg.CUDAPlace(0))
     message = ""
     try:
         GpuExecutor().run(after, step.feeds, step.fetches, scope=Scope())

@@ -11,6 +11,7 @@ from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
+from minigraph.types import CUDAPlace
 from tests.gpu.check import Check, GpuExecutor, each
 from tests.support.joined_heads import apart, random_head
 
@@ -35,7 +36,7 @@ def _same(dtype: str, rows: tuple[int, ...], inner: int, seeds: int = SEEDS, alo
 
 def _seed(seed: int, dtype: str, rows: tuple[int, ...], inner: int, alone: bool, counts: list[int]) -> None:
     chain = random_head(seed, dtype, rows, inner, alone=alone)
-    program = CompiledProgram(chain.program, BuildStrategy.all()).program_for(chain.fetches)
+    program = CompiledProgram(chain.program, BuildStrategy.all()).program_for(chain.fetches, place=CUDAPlace(0))
     exe = GpuExecutor()
     found = [exe.run(program, chain.feeds, chain.fetches, scope=Scope()) for _ in range(3)][-1]
     counts.append(sum(len(plan.bound.binder.joined) for plan in exe._plans.values()))
