@@ -287,11 +287,12 @@ def test_a_thread_gets_what_it_compiled_whatever_others_compile_meanwhile():
         loss = mg.mean(weight * weight)
         mg.optimizer.SGD(0.1).minimize(loss)
     compiled, lines = static.CompiledProgram(main), set[int]()
+    watched = type(compiled._made).one_for.__code__
     alone = len(compiled.program_for([loss.name], True).ops), len(compiled.program_for([loss.name]).ops)
     compiled.program_for([weight.name], True)
 
     def between(frame: Any, event: str, arg: Any) -> Any:
-        if frame.f_code is not static.CompiledProgram._compiled.__code__:
+        if frame.f_code is not watched:
             return None
         if event == "line":
             lines.add(frame.f_lineno)
