@@ -51,7 +51,6 @@ REASONS = {
     "in place": r"is updated in place$",
     "cannot be brought together": r"cannot be brought together: .* (computed later|updated in place before)",
     "cannot stand here": r"cannot stand here",
-    "not there any more": r"^\S+ is (computed later|updated in place before)$",
     "overwritten before": r"would be overwritten before",
     "shape reader": r"needs the shape of",
     "enters twice": r"enters \w+ twice",
@@ -97,7 +96,7 @@ REASONS = {
     "few rows": r"rows for certain, fewer than",
     "no plain layer": r"does more than a linear layer$|is no product with a matrix$|is the weight of two$",
 }
-SELDOM = {  # in random programs; test_fuse_foreach.py has the first four, tests of rules, norms and layers the others
+SELDOM = {  # in random programs; test_fuse_foreach.py has the first four, tests and fixtures of rules the others
     "written twice": r"is written twice$",
     "written again": r"is written again$",
     "left to share a kernel": r"is left to share a kernel with",
@@ -107,6 +106,7 @@ SELDOM = {  # in random programs; test_fuse_foreach.py has the first four, tests
     "not kept": r"is not kept for backward$|cannot wait",
     "memory": r"needs more memory: |need more memory at once",
     "read as a whole": r"which would need a copy$",
+    "not there any more": r"^\S+ is (computed later|updated in place before)$",
 }
 
 
